@@ -13,6 +13,10 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from experiments.results import Recording, Row
+from tests.explore.test_visitors import CLICKS, VISITORS, expected_of, wrong_clicks
+from tests.models import grammar_view
+
+from bilens.explore.site import Site
 
 CIRCUITS, QUESTIONS = "circuits/test_circuit_reading", "flows/test_questions"
 REFUSED = "flows/test_refusals"
@@ -188,7 +192,7 @@ FAULTS: dict[int, Tests] = {
         ("test_quick",),
     ),
     52: (
-        ("explore/test_values",),
+        ("explore/test_forms",),
         ("test_cli", "ctrl_c_is_not_lost"),
         (TOKENS, "a_tokenizer_that_stops_is_an_error_of_the_text_wherever_texts_are_read"),
         (TOKENS, "tokens_that_cannot_be_written_out_are_an_error"),
@@ -257,6 +261,14 @@ def failures(tests: Tests, counts: Counter[tuple[str, bool]]) -> tuple[int, int]
     return failed, ran
 
 
+def visitors() -> Row:
+    """Let four visitors of one explorer click side by side."""
+    alone, shared = (Site(grammar_view(n_layers=2), None, (), {}) for _ in range(2))
+    wrong = wrong_clicks(shared, expected_of(alone))
+    claim = "clicks of four visitors of the explorer that fail or show another's text"
+    return Row(claim, len(wrong), n=VISITORS * CLICKS)
+
+
 def main() -> None:
     """Run, print, and write if asked to."""
     recording = Recording() if "--write" in sys.argv else None
@@ -270,6 +282,7 @@ def main() -> None:
         rows.append(Row(claim, failed, n=ran))
     for number, (failed, ran) in faults.items():
         rows.append(Row(f"fault {number}: tests that fail", failed, n=ran))
+    rows.append(visitors())
     for row in rows:
         print(f"{row.value} of {row.n}: {row.claim}")
     if recording is not None:

@@ -43,7 +43,7 @@ OF_CIRCUIT += " left=0 controls"
 OF_REPORT = "add=own.py basis=pixels drop=0.5 metric=weights order=activation token=t7 minus=t8"
 OF_REPORT += " layer=1 among=25 prompt='t3 t4 t7' against='t3 t9 t5'"
 OF_LAYERS = "basis=pixels paths=10 drop=0.5 metric=weights bonds data_dir=nowhere"
-OF_SPACE = "host=localhost port=8000 share open_browser add=own.py space=other device=cpu"
+OF_SPACE = "host=localhost port=8000 open_browser add=own.py space=other device=cpu"
 OF_HEADS = "layer=1 heads=1 k=2 components=1 distance=2 position=4 among=25"
 REPORT = "report --output page.html"
 OTHERS = {

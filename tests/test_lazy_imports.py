@@ -14,7 +14,7 @@ import bilens
 from bilens.convert.gguf import gguf
 from bilens.data import load_images
 from bilens.errors import BilensError
-from bilens.lazy_imports import datasets, gradio, lazy_import
+from bilens.lazy_imports import datasets, lazy_import
 from tests.command_line import python
 from tests.models import random_model
 from tests.source import SOURCE, all_nodes, nodes_of_files
@@ -59,7 +59,7 @@ def test_what_a_package_itself_misses_is_not_explained_away(package):
 
 
 TRACKERS = ("tensorboard", "wandb", "trackio")
-EXTRAS = ("sklearn", "gradio", "gguf", "accelerate", "datasets", "pyarrow")
+EXTRAS = ("sklearn", "gguf", "accelerate", "datasets", "pyarrow")
 WITHOUT_EXTRAS = f"""
 import sys
 class Finder:
@@ -78,7 +78,7 @@ from bilens.convert.gguf import gguf
 from bilens.data import load_images
 from bilens.lazy_imports import accelerate, datasets
 for use in (
-    lambda: load_images("digits"), lambda: bilens.explore.explorer, lambda: gguf.GGUFReader,
+    lambda: load_images("digits"), lambda: gguf.GGUFReader,
     lambda: accelerate.PartialState, lambda: datasets.load_dataset,
 ):
     try:
@@ -113,7 +113,7 @@ def test_no_module_needs_an_extra_and_its_absence_is_said(monkeypatch):
     monkeypatch.setattr("bilens.lazy_imports.import_module", without_extras)
     with pytest.raises(BilensError, match=r"sklearn is needed .* pip install -e '\.\[train\]'"):
         load_images("digits")
-    for module, extra in ((gradio, "explore"), (gguf, "gguf"), (datasets, "train")):
+    for module, extra in ((gguf, "gguf"), (datasets, "train")):
         with pytest.raises(BilensError, match=rf"'\.\[{extra}\]'"):
             module.anything  # noqa: B018
 
@@ -136,7 +136,7 @@ def test_what_errors_say_to_install_is_there_to_be_installed():
     packages = {re.match(r"[\w-]+", line)[0] for line in listed} - {project["name"]}
     works = {"-e .", "sentencepiece", *(f"-e .[{extra}]" for extra in extras), *packages, *TRACKERS}
     assert advised() <= works
-    assert {"-e .[train]", "-e .[explore]", "-e .[gguf]", "gguf"} <= advised()
+    assert {"-e .[train]", "-e .[gguf]", "gguf"} <= advised()
 
 
 def test_what_imported_transformers_first_opens_models_of_bilens_too(monkeypatch):
@@ -153,4 +153,4 @@ def test_every_room_is_imported_without_extras_and_their_absence_is_said(tmp_pat
     opened, *messages = python("-c", WITHOUT_EXTRAS, tmp_path, cwd=tmp_path).stdout.splitlines()
     assert opened == "LanguageModel"
     extras = [line.split(".[")[1].split("]")[0] for line in messages]
-    assert extras == ["train", "explore", "gguf", "train", "train"]
+    assert extras == ["train", "gguf", "train", "train"]

@@ -162,7 +162,7 @@ def test_the_torch_of_make_resolves_with_the_constraints():
 
 
 def test_the_oldest_dependencies_are_the_bounds_of_the_package():
-    # gradio and triton have bounds of their own, and are not in the wheel's tests.
+    # triton has bounds of its own, and is not in the wheel's tests.
     required = [*PROJECT["dependencies"], *EXTRAS["train"], *EXTRAS["gguf"]]
     assert len(PROJECT["dependencies"]) == 8
     bounds = {(r := Requirement(line)).name: str(r.specifier) for line in required}

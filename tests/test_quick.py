@@ -14,7 +14,7 @@ from bilens.errors import BilensError
 from tests.command_line import python, refusal
 from tests.test_output import WRITERS
 
-SLOW = ("torch", "transformers", "pandas", "matplotlib", "gradio", "datasets", "huggingface_hub")
+SLOW = ("torch", "transformers", "pandas", "matplotlib", "datasets", "huggingface_hub")
 SLOW += ("sklearn", "pyarrow", "tokenizers")
 NAMES = [*COMMANDS, "train images", "train language"]
 FILES = [f"{name} model --questions no-such-file.tsv" for name in ("circuit", "task-directions")]

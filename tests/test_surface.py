@@ -59,7 +59,7 @@ except bilens.BilensError as error:
 else:
     raise AssertionError
 address = bilens.explore.explore(run, data="digits", wait=False)
-assert "gradio" in urlopen(address).read().decode()
+assert "Draw on the sheet" in urlopen(address).read().decode()
 assert bilens.pages.write_report and bilens.explore.explorer
 """
 
@@ -84,7 +84,7 @@ def test_a_first_session_takes_few_names(tmp_path, monkeypatch, alone):
         python("-c", FIRST_SESSION, *arguments[1:])
         return
     launch = "bilens.explore.Explorer.launch"
-    monkeypatch.setattr(launch, lambda self, **how: f"data:text/html,gradio {how}")
+    monkeypatch.setattr(launch, lambda self, **how: f"data:text/html,Draw%20on%20the%20sheet {how}")
     monkeypatch.setattr(sys, "argv", arguments)
     exec(FIRST_SESSION, {})
 

@@ -3,7 +3,7 @@
 import pytest
 
 from bilens.cli import main
-from bilens.explore.pages import LanguagePage
+from bilens.explore.site import Site
 from bilens.models import load
 from bilens.tensor import bonds
 from tests.command_line import in_json, refusal
@@ -49,9 +49,9 @@ def test_texts_to_read_it_on_have_to_be_named(tensor, capsys):
 
 
 def test_the_explorer_reads_it(tensor):
-    page = LanguagePage(load(str(tensor)), small_corpus())
-    contexts = next(panel for panel in page.panels if panel.analysis.name == "contexts")
-    reading = contexts.reading(type(page.start)(TOKEN, ("tom",), 1))
+    site = Site(load(str(tensor)), small_corpus(), (), {})
+    asked = {"token": TOKEN, "minus": "tom", "layer": "1"}
+    reading = site._asked("contexts", asked.items())
     assert len(reading.all_eigenvectors.values) == 17, "the stream and the constant"
 
 

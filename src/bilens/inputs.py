@@ -7,7 +7,7 @@ from typing import Any
 from bilens.analysis import Load
 from bilens.data import ImageData, load_images
 from bilens.data.corpus import LANGUAGES
-from bilens.data.images import KNOWN
+from bilens.data.images import KNOWN, is_known_images
 from bilens.data.texts import HUB, text_files
 from bilens.errors import BilensError, DataError
 from bilens.hub import is_folder
@@ -108,6 +108,11 @@ def _place(
             "data by --data-dir (data_dir)"
         )
     return str(path), None
+
+
+def is_known(data: str) -> bool:
+    """Return True for the name of a data set, which goes before a file or folder of this name."""
+    return is_known_images(data) or data in LANGUAGES or data in HUB
 
 
 def names_data(source: str | Path) -> bool:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from bilens.errors import BilensError
 
 # Re-exported modules must be named for the type checker.
-__all__ = ["accelerate", "datasets", "gradio", "pd"]
+__all__ = ["accelerate", "datasets", "pd"]
 __all__ += ["safetensors", "tokenizers", "transformers"]
 
 
@@ -21,9 +21,9 @@ def lazy_import(name: str, *, install: str = "") -> Any:
     The type checker imports the module itself:
 
         if TYPE_CHECKING:
-            import gradio
+            import datasets
         else:
-            gradio = lazy_import("gradio", install=".[explore]")
+            datasets = lazy_import("datasets", install=".[train]")
 
     Raises:
         BilensError: (on first use) the module is not installed; says to install `install`.
@@ -77,7 +77,6 @@ def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[st
 if TYPE_CHECKING:
     import accelerate
     import datasets
-    import gradio
     import pandas as pd
     import safetensors
     import tokenizers
@@ -85,7 +84,6 @@ if TYPE_CHECKING:
 else:  # They take seconds to import; the mathematics, and whoever reads images, do without.
     accelerate = lazy_import("accelerate", install=".[train]")
     datasets = lazy_import("datasets", install=".[train]")
-    gradio = lazy_import("gradio", install=".[explore]")
     safetensors = lazy_import("safetensors")
     names = ("pandas", "tokenizers", "transformers")
     pd, tokenizers, transformers = map(lazy_import, names)

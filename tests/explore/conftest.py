@@ -1,13 +1,13 @@
-"""Browsers and servers are started once; the warnings of Gradio's own parts are not ours."""
+"""Browsers and servers are started once."""
 
 import pytest
 
 from bilens.convert import save_model
 from bilens.explore import explorer
-from bilens.explore.flows import FlowView
+from bilens.explore.site import Site
 from bilens.files import write_json
 from tests.explore.browser import served, visiting
-from tests.models import digit_model, grammar_view
+from tests.models import digit_model, grammar_view, small_corpus
 
 
 @pytest.fixture
@@ -17,8 +17,8 @@ def visit(browser):
 
 
 @pytest.fixture(scope="session")
-def flows():
-    return FlowView(grammar_view(n_layers=2), "once lily ate")
+def site():
+    return Site(grammar_view(n_layers=2), small_corpus(), (), {})
 
 
 @pytest.fixture(scope="session")

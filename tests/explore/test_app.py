@@ -1,13 +1,9 @@
-"""Opening a run: its screen, and the error for runs without one."""
+"""Opening a run: its site, where it listens, and the errors."""
 
-import json
 import logging
 import shutil
-import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from typing import Any
 
 import pytest
 
@@ -15,13 +11,10 @@ from bilens.cli import main
 from bilens.errors import BilensError
 from bilens.explore import explorer
 from bilens.explore.app import Explorer
-from bilens.explore.flows import ThreadModel
-from bilens.flows import FlowReading
-from bilens.flows.reading import answer_question
-from bilens.transformer import ResidualModel
-from tests.explore.browser import NODE, box, served, submit, visiting
+from tests.explore.browser import served
 from tests.explore.test_request_guard import ask
-from tests.models import digit_model, random_model
+from tests.models import digit_model
+from tests.refusals import refused
 
 
 def test_a_run_without_its_record_needs_a_name_of_data(tmp_path):
@@ -31,28 +24,31 @@ def test_a_run_without_its_record_needs_a_name_of_data(tmp_path):
     assert isinstance(explorer(tmp_path, data="digits"), Explorer)
 
 
-def test_without_gradio_it_says_what_to_install(image_run, monkeypatch, capsys):
-    for name in [name for name in sys.modules if name.startswith("bilens.explore")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "gradio", None)
-    with pytest.raises(SystemExit):
-        main(["explore", str(image_run)])
-    message = "gradio is needed for this and is not installed: pip install -e '.[explore]'"
-    assert message in " ".join(capsys.readouterr().err.split())
-
-
 def test_the_command_serves_this_machine_alone(image_run, monkeypatch):
     asked = {}
     monkeypatch.setattr(Explorer, "launch", lambda self, **settings: asked.update(settings))
     main(["explore", str(image_run)])
-    assert asked == {"host": "127.0.0.1", "port": None, "share": False, "open_browser": False}
+    assert asked == {"host": "127.0.0.1", "port": None, "open_browser": False}
 
 
-def test_the_address_is_logged(image_run, monkeypatch, caplog):
-    monkeypatch.setattr("gradio.Blocks.block_thread", lambda self: None)
-    with caplog.at_level(logging.INFO, logger="bilens"), closing(explorer(image_run)) as app:
-        address = app.launch()
-    assert caplog.messages == [f"explorer: {address}  (ctrl-C stops it)"]
+def test_the_address_is_logged_and_ctrl_c_stops_it(image_run, monkeypatch, caplog):
+    def stop(self):
+        raise KeyboardInterrupt
+
+    app = explorer(image_run)
+    monkeypatch.setattr(threading.Thread, "join", stop)
+    with caplog.at_level(logging.INFO, logger="bilens"), pytest.raises(KeyboardInterrupt):
+        app.launch()
+    (message,) = caplog.messages
+    assert message.startswith("explorer: http://127.0.0.1:")
+    assert not app._servers
+
+
+def test_two_explorers_have_two_ports(image_run):
+    with closing(explorer(image_run)) as one, closing(explorer(image_run)) as other:
+        addresses = {app.launch(wait=False) for app in (one, other, one)}
+        assert len(addresses) == 3
+        assert {ask(address)[0] for address in addresses} == {200}
 
 
 def test_the_name_of_a_run_is_text(image_run, tmp_path):
@@ -60,46 +56,37 @@ def test_the_name_of_a_run_is_text(image_run, tmp_path):
     name = "<img src=x onerror=alert(1)>[x](http:a)"
     shutil.copytree(image_run, tmp_path / name)
     with served(explorer(tmp_path / name)) as address:
-        (_, page), (_, config) = ask(address), ask(address, "config")
-    assert "<img src=x" not in page.replace(r"\u003cimg", "")
-    (heading,) = [
-        c for c in json.loads(config)["components"] if c["props"].get("elem_id") == "title"
-    ]
-    assert "&lt;img src=x onerror=alert(1)&gt;[x](http:a)" in heading["props"]["value"]
+        _, page = ask(address)
+    assert "<img src=x" not in page
+    assert page.count("&lt;img src=x onerror=alert(1)&gt;[x](http:a)") == 2
 
 
-def test_a_slow_flow_does_not_hold_up_another_visitor(language_site, browser, monkeypatch):
-    started, may_end = threading.Event(), threading.Event()
+def test_what_nobody_foresaw_is_said_to_the_visitor_in_one_line(image_run, monkeypatch, caplog):
+    def fail(self, *asked):
+        raise RuntimeError("secret")
 
-    def slow(*args: Any, **how: Any) -> FlowReading:
-        started.set()
-        assert may_end.wait(60)
-        return answer_question(*args, **how)
-
-    with visiting(browser) as single, visiting(browser) as other:
-        address = language_site + "?flow_against="
-        waiting, clicking = (visit.open(address, NODE) for visit in (single, other))
-        # Names of nodes are words of the vocabulary, so the whole drawing is compared.
-        drawn = waiting.text_content("#flow svg")
-        monkeypatch.setattr("bilens.explore.flows.answer_question", slow)
-        try:
-            submit(box(waiting, "prompt"), "mia saw the kite")
-            assert started.wait(30)
-            clicking.get_by_label("The next token").fill("kit")
-            clicking.get_by_role("option", name="kite").click()
-            other.shows("#reading-ngrams", "of kite")
-            assert waiting.text_content("#flow svg") == drawn
-        finally:
-            may_end.set()
-        single.wait(f"document.querySelector('#flow svg').textContent !== {json.dumps(drawn)}")
+    monkeypatch.setattr("bilens.explore.site.Site.page", fail)
+    with served(explorer(image_run)) as address, caplog.at_level(logging.ERROR, logger="bilens"):
+        answer = ask(address, "explain/page")
+    assert answer == (500, "bilens failed; its log says why.")
+    assert "secret" in caplog.text
 
 
-def test_each_thread_runs_modules_of_its_own_with_the_same_weights():
-    model = ResidualModel(random_model())
-    custom = ThreadModel(model)
-    with ThreadPoolExecutor(1) as pool:
-        theirs = pool.submit(lambda: custom.model).result()
-    assert custom.model is custom.model
-    assert not {*theirs.model.modules()} & {*custom.model.model.modules(), *model.model.modules()}
-    weights = zip(theirs.model.parameters(), model.model.parameters(), strict=True)
-    assert all(single.data_ptr() == other.data_ptr() for single, other in weights)
+def launched(**place):
+    return lambda image_run: explorer(image_run).launch(**place, wait=False)
+
+
+def launched_on_a_taken_port(image_run):
+    with closing(explorer(image_run)) as app:
+        port = int(app.launch(wait=False).rpartition(":")[2].strip("/"))
+        explorer(image_run).launch(port=port, wait=False)
+
+
+ADDRESSES = {
+    "port=99999, expected a whole number, 1 to 65535": launched(port=99999),
+    "port=0, expected a whole number, 1 to 65535": launched(port=0),
+    "host=nope.invalid, port=None cannot be listened on: ": launched(host="nope.invalid"),
+    "port=7999 cannot be listened": launched(host="203.0.113.1", port=7999),
+    "cannot be listened on: .*in use. Another program": launched_on_a_taken_port,
+}
+test_where_it_cannot_listen_it_says_so = refused(ADDRESSES)

@@ -78,5 +78,4 @@ def test_pages_have_no_faults(address, browser):
 
 
 def test_the_explorer_has_no_faults(language_site, browser):
-    ready = f"body:has({NODE}) #circuit-text .tables"
-    assert faults(browser, language_site + "?circuit=True", ready, "Other second runs") == []
+    assert faults(browser, language_site, NODE, "Show") == []

@@ -1,17 +1,12 @@
 """Requests to the explorer that do not come from its own page."""
 
-import json
-import time
 from contextlib import closing
 from http.client import HTTPConnection
 from urllib.parse import urlsplit
 
 import pytest
 
-from bilens.explore.app import LARGEST, NOTHING_ELSE, is_own_name, own_names
-
-HEADER = 'Content-Disposition: form-data; name="files"; filename="a.txt"'
-UPLOAD = f"--x\r\n{HEADER}\r\n\r\nhi\r\n--x--\r\n"
+from bilens.explore.server import LARGEST, is_own_name, own_names
 
 
 def ask(site: str, path: str = "", method: str = "GET", body: str = "", **headers: str):
@@ -28,78 +23,85 @@ OWN = "127.0.0.1:80", "localhost:7860", "LOCALHOST", "[::1]:7860"
 ATTACKER = "attacker.example"
 FOREIGN = ATTACKER, f"127.0.0.1.{ATTACKER}", f"localhost.{ATTACKER}", "", "[::1"
 ORIGINS = f"http://{ATTACKER}", "null", "http://127.0.0.1:1", "http://localhost", "file://"
-UPLOADS = "gradio_api/upload", "upload", "gradio_api/upload/", "gradio_api/process_recording"
+NOT_HERS = "The explorer answers to its own page only."
 
 
 @pytest.mark.parametrize("host", OWN)
 def test_its_own_names_are_answered(image_site, host):
-    assert ask(image_site, "config", Host=host)[0] == 200
+    assert ask(image_site, Host=host)[0] == 200
 
 
 @pytest.mark.parametrize("host", FOREIGN)
 def test_another_name_for_this_machine_is_refused(image_site, host):
-    status, text = ask(image_site, "config", Host=host)
+    status, text = ask(image_site, Host=host)
     assert (status, text[:36]) == (403, "The explorer answers to its own name")
 
 
 @pytest.mark.parametrize("origin", ORIGINS)
 def test_another_page_in_the_same_browser_is_refused(image_site, origin):
-    for path in ("gradio_api/upload", "gradio_api/queue/join", "gradio_api/reset", "config"):
-        answer = ask(image_site, path, "GET" if path == "config" else "POST", Origin=origin)
-        assert answer == (403, "The explorer answers to its own page only.")
+    for path, method in (("explain/sheet", "POST"), ("explain/page", "GET")):
+        assert ask(image_site, path, method, Origin=origin) == (403, NOT_HERS)
+    # As an image or a script of its page, for which a browser says no origin.
+    foreign = {"Sec_Fetch_Site": "cross-site", "Sec_Fetch_Mode": "no-cors"}
+    assert ask(image_site, "explain/page", **foreign) == (403, NOT_HERS)
 
 
-def test_its_own_page_is_answered(image_site):
+def test_links_and_its_own_page_are_answered(image_site):
     host = urlsplit(image_site).netloc
-    assert ask(image_site, "config", Host=host, Origin=f"http://{host}")[0] == 200
-
-
-@pytest.mark.parametrize("path", UPLOADS)
-def test_no_file_is_taken_from_anybody(image_site, path):
-    kind = "multipart/form-data; boundary=x"
-    assert ask(image_site, path, "POST", UPLOAD, Content_Type=kind) == (403, NOTHING_ELSE)
+    assert (
+        ask(image_site, Host=host, Origin=f"http://{host}", Sec_Fetch_Site="same-origin")[0] == 200
+    )
+    link = {"Sec_Fetch_Site": "cross-site", "Sec_Fetch_Mode": "navigate"}
+    assert ask(image_site, "explain?image=test-3", **link)[0] == 200
+    assert ask(image_site, "explain/sheet", "POST", "x", **link) == (403, NOT_HERS)
 
 
 def test_names_follow_how_it_is_served(monkeypatch):
     monkeypatch.setattr("socket.gethostname", lambda: "Desk")
     monkeypatch.setenv("SPACE_HOST", "me-digits.hf.space")
-    assert own_names(None, share=False) == {"localhost", "desk", "me-digits.hf.space"}
-    assert own_names("Box.lan", share=True) >= {"box.lan", ".gradio.live"}
-    names = own_names(None, share=True)
-    assert is_own_name("abc.gradio.live:443", names)
-    assert not is_own_name("abc.gradio.live:443", own_names(None, share=False))
-    assert not is_own_name("gradio.live.attacker.example", names)
+    names = own_names("Box.lan")
+    assert names == {"localhost", "desk", "me-digits.hf.space", "box.lan"}
+    assert is_own_name("ME-DIGITS.hf.space:443", names)
+    assert not is_own_name("you.hf.space", names)
 
 
-def join(site: str, body: str):
-    return ask(site, "gradio_api/queue/join", "POST", body, Content_Type="application/json")
+@pytest.mark.parametrize("method", ["PUT", "DELETE", "OPTIONS", "HEAD"])
+def test_other_methods_are_not_answered(image_site, method):
+    assert ask(image_site, "explain", method)[0] == 501
 
 
-BODIES = "", "no json", "[]", '{"data": 3}', "[" * 10**5, '{"data": [[[1]]]}', '{"data": [{}]}'
-TOO_LONG = '{"data": ["' + "x" * LARGEST + '"]}'
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("explain/sheet", "x" * 10, 400),
+        ("explain/sheet", "", 400),
+        ("explain/sheet", "data:image/png;base64,A", 400),
+        ("explain/page", "x", 404),
+        ("upload", "x", 404),
+    ],
+)
+def test_nothing_but_a_drawing_is_taken(image_site, path, body, status):
+    assert ask(image_site, path, "POST", body)[0] == status
 
 
-@pytest.mark.parametrize("body", [*BODIES, TOO_LONG], ids=lambda body: f"{body:.20}")
-def test_what_its_page_never_sends_is_refused(image_site, body):
-    assert join(image_site, body) == (403, NOTHING_ELSE)
+@pytest.mark.parametrize("length", ["-1", "x", str(LARGEST + 1), "9" * 5000])
+def test_a_drawing_is_not_read_beyond_its_limit(image_site, length):
+    assert ask(image_site, "explain/sheet", "POST", "x", Content_Length=length)[0] == 400
 
 
-def test_it_cannot_be_made_to_fetch_addresses(image_site, monkeypatch):
-    asked = []
+@pytest.mark.parametrize("name", ["model.safetensors", "/etc/hostname", "app.py", "explore.js"])
+def test_no_file_is_served(image_site, image_run, name):
+    whole = str(image_run / name)
+    for path in (whole, whole[1:], "../../../../../../../" + whole, "..%2f..%2f" + name):
+        for route in ("", "file=", "explain/", "explain/page/", "static/"):
+            assert ask(image_site, route + path)[0] == 404, route + path
 
-    async def fetch(url: str, **settings: object) -> None:
-        asked.append(url)
 
-    for name in ("async_ssrf_protected_get", "async_ssrf_protected_download"):
-        monkeypatch.setattr(f"gradio.processing_utils.{name}", fetch)
-    address = f"https://{ATTACKER}"
-    for path in ("proxy=", "gradio_api/proxy=", "gradio_api/file=", "file=", "gradio_api/stream/"):
-        assert ask(image_site, f"{path}{address}/a")[0] in (400, 403, 404)
-    config = json.loads(ask(image_site, "config")[1])
-    file = {"path": f"{address}/b", "url": f"{address}/c", "meta": {"_type": "gradio.FileData"}}
-    for event in config["dependencies"]:
-        for value in (file, {"value": file}, [file], [[file]], f"{address}/d"):
-            body = {"data": [value] * len(event["inputs"]), "fn_index": event["id"]}
-            join(image_site, json.dumps({**body, "session_hash": "attack"}))
-    time.sleep(1)
-    assert asked == []
+def test_an_answer_allows_nothing_of_other_places(image_site):
+    place = urlsplit(image_site)
+    with closing(HTTPConnection(place.hostname, place.port, timeout=60)) as connection:
+        connection.request("GET", "/")
+        headers = connection.getresponse().headers
+    assert headers["Content-Security-Policy"].startswith("default-src 'none'")
+    assert headers["X-Content-Type-Options"] == "nosniff"
+    assert image_site.startswith("http://127.0.0.1:")

@@ -1,221 +1,168 @@
-"""What people type into the explorer stays, and both texts change together, in a browser."""
+"""What people type into the explorer, in a browser: it stays, and is shown when it fits."""
 
-from collections.abc import Callable
-from functools import partial
+import threading
 from typing import Any
 
-from tests.explore.browser import NODE, box
+import pytest
 
-START = "?flow_prompt=once+lily+ate&flow_against=once+tom+ate&flow_token=kite&flow_minus=ball"
-QUESTION = "document.querySelector('#flow-text h3')?.innerText ?? ''"
+from bilens.explore.site import Site
+from tests.explore.browser import NODE, box, submit
+
+START = "flow?prompt=once+lily+ate&against=once+tom+ate&token=kite&minus=ball"
 FIRST = {"prompt": "once lily ate", "against": "once tom ate", "token": "kite", "minus": "ball"}
-Do = Callable[[Any], None]
-
-
-def in_turn(*steps: Do) -> Do:
-    def do(page: Any) -> None:
-        for step in steps:
-            step(page)
-
-    return do
-
-
-def press(*keys: str) -> Do:
-    return in_turn(*(lambda page, key=key: page.keyboard.press(key) for key in keys))
-
-
-def click(selector: str) -> Do:
-    return lambda page: page.locator(selector).click()
-
-
-def keys(text: str, delay: float = 0) -> Do:
-    return lambda page: page.keyboard.type(text, delay=delay)
-
-
-def insert(text: str) -> Do:
-    """Put a text in at once, as the clipboard does."""
-    return lambda page: page.keyboard.insert_text(text)
-
-
-def choose(name: str) -> Do:
-    """Click into a box and select its text."""
-    return in_turn(click(f"#flow-{name} textarea"), press("Control+A"))
-
-
-def write(name: str, text: str, *last: str) -> Do:
-    """Replace the text of a box key by key, and press keys."""
-    return in_turn(choose(name), press("Delete"), keys(text), press(*last))
-
-
-def enter(name: str, text: str) -> Do:
-    return write(name, text, "Enter")
-
-
-def compose(name: str, *states: str, end: str) -> Do:
-    """Replace a text by an input method: its states under way, then the word that is chosen."""
-
-    def do(page: Any) -> None:
-        choose(name)(page)
-        session = page.context.new_cdp_session(page)
-        for state in states:
-            ends = {"selectionStart": len(state), "selectionEnd": len(state)}
-            session.send("Input.imeSetComposition", {"text": state, **ends})
-            page.wait_for_timeout(150)
-        session.send("Input.insertText", {"text": end})
-        session.detach()
-
-    return do
-
-
-def pause(page: Any) -> None:
-    """Wait for the answer of the server, as a reader does."""
-    page.wait_for_timeout(700)
-
-
-ENTER, INTO_PROMPT, SHOW = press("Enter"), click("#flow-prompt textarea"), click("#flow-show")
-CIRCUIT = click("#circuit input")
-OLD, BEN = FIRST["prompt"], "once ben ate"
+QUESTION = "document.querySelector('main h1')?.innerText ?? ''"
 LONG, SECOND = "once lily saw the kite", "once tom saw the kite"
 
 
-def row(*steps: Do, shown: str, **texts: str) -> Any:
-    """Return what is done, words of the question that is shown, and texts of boxes after it."""
-    return steps, shown, FIRST | texts
+def texts(page: Any) -> dict[str, str]:
+    return {name: box(page, name).input_value() for name in FIRST}
 
 
-new, waits = partial(row, shown=BEN, prompt=BEN), partial(row, shown=OLD, prompt=LONG)
-both = partial(row, shown=SECOND, prompt=LONG, against=SECOND)
-WAYS = {
-    "first text, Enter": new(enter("prompt", BEN)),
-    "second text, Enter": row(enter("against", BEN), shown=BEN, against=BEN),
-    "first text, Show": new(write("prompt", BEN), SHOW),
-    "longer first text, Enter": waits(enter("prompt", LONG), pause),
-    "longer second text, Enter": row(enter("against", SECOND), pause, shown=OLD, against=SECOND),
-    "both longer, Enter after each": both(enter("prompt", LONG), pause, enter("against", SECOND)),
-    "both longer, second first": both(enter("against", SECOND), pause, enter("prompt", LONG)),
-    "both longer, Tab between": both(
-        write("prompt", LONG, "Tab"), press("Control+A"), keys(SECOND), ENTER
-    ),
-    "both longer, Show": both(write("prompt", LONG), write("against", SECOND), SHOW),
-    "both pasted, no pause": both(
-        choose("prompt"), insert(LONG), ENTER, choose("against"), insert(SECOND), ENTER
-    ),
-    "Enter twice": waits(write("prompt", LONG, "Enter", "Enter"), pause),
-    "a word that the model does not know": row(
-        enter("prompt", "once zebra ate"), pause, shown="", prompt="once zebra ate"
-    ),
-    "an unknown token": row(enter("token", "zebra"), pause, shown=OLD, token="zebra"),
-    "an unknown token, put right letter by letter": row(
-        *(enter("token", "balloon"), pause, press(*["Backspace"] * 7), keys("rice"), ENTER),
-        shown="rice",
-        token="rice",
-    ),
-    "a token to subtract that is the token": row(
-        enter("minus", "kite"), pause, shown=OLD, minus="kite"
-    ),
-    "both tokens exchanged": row(
-        *(enter("token", "ball"), pause, enter("minus", "kite")),
-        shown="ball",
-        token="ball",
-        minus="kite",
-    ),
-    "texts and token, one Enter": both(
-        *(write("prompt", LONG), write("against", SECOND), enter("token", "rice")),
-        shown="rice",
-        token="rice",
-    ),
-    "a token while the texts wait": waits(
-        enter("prompt", LONG), pause, enter("token", "rice"), pause, token="rice"
-    ),
-    "the second text is emptied": row(
-        enter("against", ""), shown="after “once lily ate”?", against=""
-    ),
-    "the first text is emptied": row(enter("prompt", ""), pause, shown="", prompt=""),
-    "an edit in the middle": new(
-        INTO_PROMPT, press("End", *["ArrowLeft"] * 4, *["Backspace"] * 4), keys("ben"), ENTER
-    ),
-    "undone": row(enter("prompt", LONG), pause, enter("prompt", OLD), pause, shown=OLD),
-    "slowly, with a pause within a word": new(
-        write("prompt", "once b"), pause, pause, keys("en ate", delay=250), ENTER
-    ),
-    "wiped out by Backspace and typed anew": new(
-        INTO_PROMPT, press("End", *["Backspace"] * len(OLD)), pause, keys(BEN, delay=40), ENTER
-    ),
-    "by an input method": new(compose("prompt", "on", "once", "once be", end=BEN), ENTER),
-    "by an input method, while the other box is computed": new(
-        *(write("token", "ball"), enter("minus", "kite")),
-        *(compose("prompt", "o", "once b", end=BEN), pause, ENTER),
-        token="ball",
-        minus="kite",
-    ),
-    "a word pasted into the middle": new(
-        INTO_PROMPT,
-        press("Home", *["ArrowRight"] * len("once "), *["Shift+ArrowRight"] * len("lily")),
-        *(insert("ben"), ENTER),
-    ),
-    "Enter is held down": row(write("against", BEN, *["Enter"] * 6), pause, shown=BEN, against=BEN),
-    "typed on after Enter": new(
-        enter("prompt", BEN), keys(" the", delay=120), pause, prompt="once ben ate the"
-    ),
-    "a circuit is asked for while texts wait": waits(enter("prompt", LONG), pause, CIRCUIT, pause),
-}
-TOO_LONG = "The first text has 3 tokens"
-MESSAGES = {
-    "longer first text, Enter": ("prompt", "The picture waits until both have as many"),
-    "longer second text, Enter": ("against", f"{TOO_LONG} |once|lily|ate|, the second 5 tokens"),
-    "an unknown token": ("token", "single token"),
-    "a token while the texts wait": ("token", "Waits until the other boxes fit"),
-    "a token to subtract that is the token": ("minus", "the token 'kite' itself"),
-}
+def test_what_does_not_fit_stays_with_its_reason_and_the_picture_waits(language_site, visit):
+    page = visit.open(language_site + START, NODE)
+    for name, text, reason in (
+        ("prompt", LONG, "against has 3 tokens, expected 5"),
+        ("token", "zebra", "token='zebra', expected a single token"),
+    ):
+        before = page.inner_text("main h1")
+        submit(box(page, name), text)
+        visit.shows(".message", reason)
+        assert texts(page) == FIRST | {name: text}
+        assert page.inner_text("main h1") == before
+        assert box(page, reason.partition(" ")[0].partition("=")[0]).get_attribute("aria-invalid")
+        submit(box(page, name), FIRST[name])
+        visit.wait("document.querySelector('.message').innerText === ''")
+    submit(box(page, "prompt"), LONG)
+    submit(box(page, "against"), SECOND)
+    visit.wait(f"({QUESTION}).includes({SECOND!r})")
+    assert texts(page) == FIRST | {"prompt": LONG, "against": SECOND}
 
 
-def lost(page: Any, visit: Any, way: str) -> list[str]:
-    """Go one way, and return what is not as it should be."""
-    steps, shown, expected = WAYS[way]
-    in_turn(*steps)(page)
-    visit.wait(f"({QUESTION}).includes({shown!r})")
-    pause(page)
-    texts = {name: box(page, name).input_value() for name in FIRST}
-    name, message = MESSAGES.get(way, ("prompt", ""))
-    said = page.locator(f"#flow-{name}").inner_text()
-    stays = way == "undone" and "waits" in said
-    is_right = texts == expected and message in said and not stays
-    return [] if is_right else [f"{way}: {texts} with {said!r} at {name}"]
+def test_several_tokens_are_typed_with_commas(language_site, visit):
+    page = visit.open(language_site + START, NODE)
+    submit(box(page, "token"), "kite,rice")
+    visit.wait(f"({QUESTION}).includes('rice')")
 
 
-def begin_again(page: Any, visit: Any) -> None:
-    """Write the first texts and tokens, and leave the circuit out."""
-    if page.locator("#circuit input").is_checked():
-        CIRCUIT(page)
-    for name, text in FIRST.items():
-        box(page, name).fill(text)
-    box(page, "token").press("Enter")
-    visit.wait(f"{[*FIRST.values()]}.every((x) => ({QUESTION}).includes(x))")
-    pause(page)
+def test_texts_come_from_an_input_method_and_the_clipboard(language_site, visit):
+    page = visit.open(language_site + START, NODE)
+    box(page, "prompt").click()
+    page.keyboard.press("Control+A")
+    session = page.context.new_cdp_session(page)
+    for state in ("on", "once be"):
+        ends = {"selectionStart": len(state), "selectionEnd": len(state)}
+        session.send("Input.imeSetComposition", {"text": state, **ends})
+    session.send("Input.insertText", {"text": "once ben ate"})
+    page.keyboard.press("Enter")
+    visit.wait(f"({QUESTION}).includes('once ben ate')")
+    box(page, "against").click()
+    page.keyboard.press("Control+A")
+    page.keyboard.insert_text("once the ate")
+    page.get_by_role("button", name="Show", exact=True).click()
+    visit.wait(f"({QUESTION}).includes('once the ate')")
 
 
-def test_what_is_typed_stays_and_is_shown_when_it_fits(language_site, visit):
-    page = visit.open(language_site + START + "&circuit=False", NODE)
-    faults = []
-    for way in WAYS:
-        faults += lost(page, visit, way)
-        begin_again(page, visit)
-    assert faults == []
+@pytest.fixture
+def gate(monkeypatch):
+    """Return two events: a page has begun, and pages may end."""
+    plain, begun, may_end = Site.page, threading.Event(), threading.Event()
+
+    def slow(site: Site, *asked: Any) -> str:
+        begun.set()
+        assert may_end.wait(60)
+        return plain(site, *asked)
+
+    monkeypatch.setattr(Site, "page", slow)
+    may_end.set()
+    yield begun, may_end
+    may_end.set()
 
 
-def test_a_circuit_is_that_of_the_texts_on_the_page(language_site, visit):
-    page = visit.open(language_site + START + "&circuit=False", NODE)
-    in_turn(enter("prompt", LONG), pause, CIRCUIT, pause)(page)
-    visit.wait("document.querySelector('#circuit-text').innerText === ''")
-    enter("against", SECOND)(page)
-    visit.shows("#circuit-text", "parts")
-    text = page.locator("#circuit-text").inner_text()
-    assert LONG in text
-    assert SECOND in text
+def test_text_that_is_typed_during_a_computation_stays(language_site, visit, gate):
+    begun, may_end = gate
+    page = visit.open(language_site + START, NODE)
+    begun.clear(), may_end.clear()
+    submit(box(page, "prompt"), "once ben ate")
+    assert begun.wait(30)
+    box(page, "prompt").type(" the")
+    box(page, "against").fill("once")
+    may_end.set()
+    visit.wait(f"({QUESTION}).includes('once ben ate')")
+    assert (box(page, "prompt").input_value(), box(page, "against").input_value()) == (
+        "once ben ate the",
+        "once",
+    )
 
 
-def test_the_picture_is_on_the_first_screen_of_a_phone(language_site, visit):
-    visit.page.set_viewport_size({"width": 390, "height": 844})
-    page = visit.open(language_site + START + "&circuit=False", NODE)
-    pause(page)
-    assert page.locator("#flow svg").bounding_box()["y"] < 844 - 150
+def test_the_last_of_several_requests_is_shown(language_site, visit, gate):
+    begun, may_end = gate
+    page = visit.open(language_site + START, NODE)
+    begun.clear(), may_end.clear()
+    submit(box(page, "token"), "rice")
+    assert begun.wait(30)
+    submit(box(page, "token"), "the")
+    may_end.set()
+    visit.wait(f"({QUESTION}).includes('\"the\"')")
+    page.wait_for_timeout(500)
+    assert '"the"' in page.inner_text("main h1")
+    assert "token=the" in page.url
+
+
+def test_back_a_reload_and_an_address_set_the_boxes(language_site, visit):
+    page = visit.open(language_site + START, NODE)
+    page.get_by_text("More options").click()
+    submit(box(page, "replace"), "lily=ben")
+    visit.shows(".message", "each name the second run")
+    box(page, "against").fill("")
+    submit(box(page, "replace"), "lily=ben")
+    visit.wait("location.search.includes('replace=lily')")
+    page.reload()
+    page.wait_for_selector(NODE)
+    assert box(page, "replace").input_value() == "lily=ben"
+    assert box(page, "against").input_value() == ""
+    box(page, "target").select_option("probability")
+    visit.wait("location.search.includes('target=probability')")
+    page.go_back()
+    page.go_back()
+    visit.wait(f"({QUESTION}).includes('once tom ate')")
+    assert texts(page) == FIRST
+    assert box(page, "target").input_value() == "logit"
+    assert page.url.endswith(START)
+
+
+def test_nodes_are_pinned_and_removed_and_pins_stay(language_site, visit):
+    page = visit.open(language_site + START, NODE)
+    visit.open_details()
+    page.locator("main .flow svg").get_by_role("button").nth(1).focus()
+    page.get_by_role("button", name="remove and run the model").click()
+    visit.shows(".removed", "a change of")
+    for row in (0, 1):
+        page.locator(".list tr[data-node]").nth(row).click()
+        page.locator("[data-do=pin]").click()
+    page.get_by_role("button", name="remove pinned and run the model").click()
+    visit.shows(".removed", " and ")
+    pinned = page.locator(".flow .pinned title").all_text_contents()
+    page.reload()
+    page.wait_for_selector(".flow svg .pinned")
+    assert page.locator(".flow .pinned title").all_text_contents() == pinned
+
+
+def test_the_first_screen_is_one_question_with_boxes_in_a_line(language_site, visit):
+    page = visit.open(language_site, NODE)
+    places = [box(page, name).bounding_box() for name in FIRST]
+    places.append(page.get_by_role("button", name="Show", exact=True).bounding_box())
+    assert len({round(place["y"] + place["height"]) for place in places}) == 1
+    left = page.locator("main h1").bounding_box()["x"]
+    assert places[0]["x"] == pytest.approx(left, abs=1)
+    assert page.locator("h1").count() == 1
+    visit.fits_a_phone()
+    assert page.locator("main h1").bounding_box()["y"] < 844
+
+
+def test_a_reading_of_weights_has_its_own_address(language_site, visit):
+    page = visit.open(language_site + "ngrams", "main table")
+    submit(box(page, "token"), "kite")
+    visit.wait(f"({QUESTION}).includes('kite')")
+    assert page.url.endswith("/ngrams?token=kite")
+    page.get_by_role("link", name="flow").click()
+    page.wait_for_selector(NODE)

@@ -12,7 +12,6 @@ from bilens.circuits import Cases, circuit, patch, task_directions
 from bilens.circuits.case import make_cases
 from bilens.circuits.measures import Split, find_circuit, part_effects
 from bilens.errors import BilensError
-from bilens.explore.flows import FlowRequest, FlowView
 from bilens.flows import Question, answered, flow
 from bilens.flows.reading import answer_question
 from bilens.transformer.changes import mixed_site, mlp_site
@@ -358,21 +357,6 @@ def test_circuits_hold_on_texts_of_unlike_length(view):
     ):
         with pytest.raises(BilensError, match="against has . tokens, expected 5"):
             consumer()
-
-
-@pytest.mark.parametrize("page", [FlowView.split, FlowView.circuit])
-def test_the_explorer_obeys_each_field(view, page):
-    texts = [random_text(5, seed) for seed in range(3)]
-    explorer = FlowView(view, BASE.text, texts)
-    plain = FlowRequest(BASE.text, "t5", ("t6",), BASE.against)
-    changes = [
-        *({"prompt": "t2 t2 t3 t4"}, {"token": "t9"}, {"minus": ()}, {"against": "t1 t8 t3 t4"}),
-        *({"target": "probability"}, {"against": "", "replace": "t2=t9"}),
-        {"against": "", "mean": True},
-    ]
-    cases = [replace(plain, **change) for change in changes]
-    records = [str(page(explorer, of).record()) for of in (plain, *cases)]
-    assert len({*records}) == len(records) == len(fields(FlowRequest)) + 1
 
 
 def test_sizes_that_another_check_left_behind_do_not_matter():

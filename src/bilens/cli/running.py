@@ -66,7 +66,6 @@ OPTIONAL = {
     "accelerate": ("train", "training"),
     "pyarrow": ("train", "texts of your own, whose tokens it keeps on disk"),
     "scikit-learn": ("train", "the digits of the demo"),
-    "gradio": ("explore", "bilens explore"),
     "gguf": ("gguf", "models in .gguf files"),
     "triton": ("gpu", "attention without softmax on a GPU; computed in chunks without it"),
     "tensorboard": ("", "--report-to tensorboard"),
@@ -162,16 +161,14 @@ def explore(
     data_dir: Path | None = None,
     host: str = HERE,
     port: int | None = None,
-    share: bool = False,
     open_browser: bool = False,
     add: tuple[str, ...] = (),
     space: Path | None = None,
     device: Device = "auto",
 ) -> dict[str, Any]:
-    """Look into a trained model in the browser: directions, eigenvectors, your own inputs.
+    """Ask a trained model in the browser: the pages of its readings, of your own inputs.
 
-    Serves a page to this machine only, and sends nothing elsewhere. Each view has an
-    address of its own; each picture and table can be saved.
+    Serves pages to this machine only, and sends nothing elsewhere. Each has an address of its own.
 
         bilens explore runs/mnist --open-browser
         bilens explore runs/grammar --space grammar-space
@@ -182,7 +179,6 @@ def explore(
         data_dir: folder of the data; see `bilens train images --help` and `train language --help`.
         host: address to listen at; 0.0.0.0 lets other machines in.
         port: by default the first free one from 7860.
-        share: also open a public address, through a server of Gradio's, for a week.
         open_browser: open the page in the default browser.
         add: names of further readings, such as heads, and files with readings of your own.
         space: write a folder instead that Hugging Face runs as a Space, the model in it.
@@ -192,7 +188,7 @@ def explore(
     # A Space starts its own explorer, so nothing is read here.
     if space is not None:
         unused: dict[str, Any] = {"data_dir": data_dir, "host": host, "port": port}
-        unused |= {"share": share, "open_browser": open_browser, "add": add, "device": device}
+        unused |= {"open_browser": open_browser, "add": add, "device": device}
         for name, value in unused.items():
             if value != inspect.signature(explore).parameters[name].default:
                 raise BilensError(
@@ -205,7 +201,7 @@ def explore(
     app = explorers.explorer(
         model, data=data, data_dir=data_dir, device=str(choose_device(device)), add=add
     )
-    address = app.launch(host=host, port=port, share=share, open_browser=open_browser)
+    address = app.launch(host=host, port=port, open_browser=open_browser)
     return {"address": address}
 
 

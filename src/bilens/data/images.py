@@ -235,10 +235,14 @@ def load_images(name: str, data_dir: str | Path | None = None, seed: Seed = 0) -
     return replace(_read(name, folder, seed), origin=origin)
 
 
+def is_known_images(name: str) -> bool:
+    """Return whether a name is that of a data set, which goes before a folder of this name."""
+    return name in KNOWN or re.fullmatch(r"digits|modular-\d{1,9}|hub:.*", name) is not None
+
+
 def _is_own(name: str) -> bool:
     """Return whether a name is the path of a folder, and of no data set that is known."""
-    known = re.fullmatch(r"digits|modular-\d{1,9}|hub:.*", name) or name in KNOWN
-    return bool(name) and not known and is_folder(name)
+    return bool(name) and not is_known_images(name) and is_folder(name)
 
 
 def _read(name: str, folder: Path | None, seed: int) -> ImageData:

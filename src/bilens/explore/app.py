@@ -1,59 +1,48 @@
-"""The explorer: its app, the requests that it answers, and its folder for a Hugging Face Space.
+"""The explorer: a local web app on one model, and its folder for a Hugging Face Space."""
 
-It answers to its own name, to its own page, and takes no files. A page of somebody else's that is
-open in the same browser can send requests here. It is refused by its origin; and if its own name
-points to this machine (DNS rebinding), by that name.
-"""
-
-import ipaddress
 import json
 import os
 import shutil
-import socket
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
-from dataclasses import dataclass
-from html import escape
+import threading
+import webbrowser
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from typing import Any
 
-from huggingface_hub import SpaceCardData
 from torch import nn
 
 from bilens.analyses import find_analyses
 from bilens.checks import check_count, checked
 from bilens.data import ImageData
 from bilens.errors import BilensError
-from bilens.explore.screen import html
+from bilens.explore.server import Server
+from bilens.explore.site import Site
 from bilens.files import written_whole
 from bilens.images.bonds import recorded_settings
-from bilens.inputs import check_data, data_for, names_data
-from bilens.lazy_imports import gradio as gr
-from bilens.lazy_imports import lazy_import
+from bilens.inputs import check_data, data_for, is_known, names_data
 from bilens.models import load
 from bilens.progress import logger
+from bilens.shipped import find_model
 from bilens.tensor import TensorChain
 
-if TYPE_CHECKING:
-    from starlette import middleware, requests, responses
-
-    from bilens.explore import pages
-else:
-    middleware, requests, responses = (
-        lazy_import(f"starlette.{part}", install=".[explore]")
-        for part in ("middleware", "requests", "responses")
-    )
-    pages = lazy_import("bilens.explore.pages")
-
-FOLDER = Path(__file__).parent
+HERE, EVERYWHERE = "127.0.0.1", "0.0.0.0"
+FIRST_PORT, PORTS = 7860, 100
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Explorer:
-    """An app on one model, ready to be launched."""
+    """An app on one model, ready to be launched.
 
-    blocks: gr.Blocks
+    Attributes:
+        site: the readings of the model.
+        title: the name of the model.
+    """
+
+    site: Site
+    title: str
+    _servers: list[Server] = field(default_factory=list)
 
     @checked
     def launch(
@@ -61,58 +50,58 @@ class Explorer:
         *,
         host: str | None = None,
         port: int | None = None,
-        share: bool = False,
         open_browser: bool = False,
         wait: bool = True,
     ) -> str:
         """Serve the app, for this machine only by default, and return its address.
 
         Args:
-            host: address to listen at; by default 127.0.0.1, or the one of a Space.
+            host: address to listen at; by default 127.0.0.1, and in a Space all.
             port: by default the first free one from 7860.
-            share: also open a public address, through a server of Gradio's, for a week.
             open_browser: open it in the default browser.
             wait: until ctrl-C; otherwise serve in the background, until `close`.
 
         Raises:
             BilensError: host and port cannot be listened on.
         """
-        guard = middleware.Middleware(guarded, names=own_names(host, share=share))
-        try:
-            _check_place(host, port)
-            _, local, public = self.blocks.launch(
-                server_name=host,
-                server_port=port,
-                share=share,
-                inbrowser=open_browser,
-                prevent_thread_lock=True,
-                quiet=True,
-                ssr_mode=False,
-                run_history=False,
-                enable_monitoring=False,
-                footer_links=[],
-                pwa=False,
-                mcp_server=False,
-                app_kwargs={"middleware": [guard]},
-                theme=_theme(),
-                css_paths=[FOLDER / "style.css", FOLDER.parent / "pages" / "flow.css"],
-                js=_script(),
-            )
-        except OSError as error:
-            raise BilensError(
-                f"host={host}, port={port} cannot be listened on: {error}. Another program may use "
-                "the port, or the host is not a name or address of this machine; leave out --host "
-                "and --port to have them chosen."
-            ) from error
-        address = public or local
+        if port is not None:
+            check_count("port", port, 65535)
+        host = host or (EVERYWHERE if "SPACE_HOST" in os.environ else HERE)
+        server = self._server(host, port)
+        self._servers.append(server)
+        shown = "localhost" if host in (EVERYWHERE, "::") else f"[{host}]" if ":" in host else host
+        address = f"http://{shown}:{server.server_port}/"
+        serving = threading.Thread(target=server.serve_forever, daemon=True)
+        serving.start()
+        if open_browser:
+            webbrowser.open(address)
         if wait:
             logger.info("explorer: %s  (ctrl-C stops it)", address)
-            self.blocks.block_thread()
-        return str(address)
+            try:
+                serving.join()
+            finally:
+                self.close()
+        return address
+
+    def _server(self, host: str, port: int | None) -> Server:
+        ports = [port] if port else range(FIRST_PORT, FIRST_PORT + PORTS)
+        for number in ports:
+            try:
+                return Server((host, number), self.site, self.title)
+            except (OSError, UnicodeError) as error:  # a part of a name is empty or too long
+                refused = error
+        raise BilensError(
+            f"host={host}, port={port} cannot be listened on: {refused}. Another program may use "
+            "the port, or the host is not a name or address of this machine; leave out --host and "
+            "--port to have them chosen."
+        ) from refused
 
     def close(self) -> None:
         """Stop serving."""
-        self.blocks.close(verbose=False)
+        while self._servers:
+            server = self._servers.pop()
+            server.shutdown()
+            server.server_close()
 
 
 @checked
@@ -124,9 +113,7 @@ def explorer(
     device: str = "cpu",
     add: Sequence[str] = (),
 ) -> Explorer:
-    """Build an app that shows a model: directions, eigenvectors, and their effect on inputs.
-
-    Heavy parts are read here, once; a click is then answered at once.
+    """Build an app that shows a model: its pages, with boxes for what they are of.
 
     Args:
         source: a run directory, the name of a repository on the hub, or a model of your own, such
@@ -138,7 +125,7 @@ def explorer(
         add: names of further readings, such as heads, and files with readings of your own.
 
     Raises:
-        BilensError: Gradio is not installed, or this kind of model has no explorer.
+        BilensError: this kind of model has no explorer, or data or a reading does not fit it.
         NotBilinearError: the model is not a tensor.
         CheckpointError: the model is missing or damaged, or does not name its data.
     """
@@ -169,15 +156,12 @@ def explorer(
     elif data_dir is not None or not is_tensor:
         other = "a folder beside them" if data_dir is not None else "the texts of a language model"
         raise BilensError(f"data holds images, and {other} cannot be read from them; name the data")
-    title = f"{Path(model_name).name}, read from its weights"
-    with gr.Blocks(title=title, analytics_enabled=False, fill_width=True) as blocks:
-        html("title", f"<h1>{escape(title)}</h1>")
-        if is_tensor:
-            recorded = recorded_settings(source) if isinstance(source, str | Path) else {}
-            pages.ImagePage(model, shown.to(device), added, recorded).screen()
-        else:
-            pages.LanguagePage(model, shown, added).screen()
-    return Explorer(blocks)
+    recorded: dict[str, Any] = {}
+    if is_tensor:
+        shown = shown.to(device)
+        recorded = recorded_settings(source) if is_place else {}
+    site = Site(model, shown, added, recorded)
+    return Explorer(site, f"{Path(model_name).name}, read from its weights")
 
 
 @checked
@@ -209,181 +193,52 @@ def explore(
     return app.launch(host=host, port=port, open_browser=open_browser, wait=wait)
 
 
-def _check_place(host: str | None, port: int | None) -> None:
-    # Gradio would ask for the name once for each port that it tries.
-    if port is not None:
-        check_count("port", port, 65535)
-    if host is not None:
-        try:
-            kind, *_, place = socket.getaddrinfo(host, port or 0, type=socket.SOCK_STREAM)[0]
-        except UnicodeError as error:  # a part of the name is empty or too long
-            raise OSError(str(error)) from error
-        with socket.socket(kind) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(place)
-
-
-def _script() -> str:
-    script = (FOLDER / "script.js").read_text(encoding="utf-8")
-    return f"() => {{{script}}}"
-
-
-def _theme() -> gr.Theme:
-    # No font is fetched; and the grey of small print is too pale for it.
-    fonts = ["Inter", "Helvetica Neue", "Arial", "sans-serif"]
-    monospaced = ["ui-monospace", "monospace"]
-    theme = gr.themes.Default(primary_hue="blue", font=fonts, font_mono=monospaced)
-    return theme.set(body_text_color_subdued="*neutral_500")
-
-
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Message, Receive, Send], Awaitable[None]]
-
-LARGEST = 2**21
-"""Bytes of a request: a drawing has a few thousand."""
-
-NOTHING_ELSE = "The explorer takes what its page sends and nothing else."
-
-
-def own_names(host: str | None, *, share: bool) -> frozenset[str]:
-    """Return the names that this explorer is reached by, besides IP addresses."""
-    names = {"localhost", socket.gethostname(), host, os.environ.get("SPACE_HOST")}
-    names |= {".gradio.live"} if share else set()
-    return frozenset(name.lower() for name in names if name)
-
-
-def is_own_name(host: str, names: frozenset[str]) -> bool:
-    """Return True if a Host header has a name of this explorer, or an address.
-
-    One of the names that begins with a dot matches all that end in it.
-    """
-    try:
-        name = (urlsplit(f"//{host}").hostname or "").lower()
-        ends = tuple(name for name in names if name.startswith("."))
-        # An address has no owner who could make it point here, as a name has.
-        return name in names or name.endswith(ends) or bool(ipaddress.ip_address(name))
-    except ValueError:
-        return False
-
-
-def guarded(app: App, names: frozenset[str]) -> App:
-    """Return an app that refuses all requests but those of its own page, uploads among them.
-
-    They are refused with status 403 and the reason.
-    """
-
-    async def answer(scope: Message, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await app(scope, receive, send)
-            return
-        request = requests.Request(scope)
-        reason = _refusal(request, names)
-        if not reason and request.method == "POST":
-            body = await _body(receive)
-            reason = "" if _is_plain(body) else NOTHING_ELSE
-            receive = _again(body, receive)
-        await (responses.PlainTextResponse(reason, 403) if reason else app)(scope, receive, send)
-
-    return answer
-
-
-def _refusal(request: "requests.Request", names: frozenset[str]) -> str:
-    """Return why a request is refused by its head, or nothing."""
-    host, origin = request.headers.get("host", ""), request.headers.get("origin")
-    # A page of another site could reach this machine by a name of its own that points here.
-    if not is_own_name(host, names):
-        return "The explorer answers to its own name only; for another, start it with --host."
-    # Programs that are no browsers send no origin.
-    if origin is not None and urlsplit(origin).netloc != host:
-        return "The explorer answers to its own page only."
-    # The page's events go here; Gradio takes uploads and more at other addresses.
-    is_event = request.scope["path"].endswith("/queue/join")
-    return "" if request.method in ("GET", "HEAD") or is_event else NOTHING_ELSE
-
-
-async def _body(receive: Receive) -> bytes:
-    """Return the body of a request, up to its limit and one piece more."""
-    body, more = b"", True
-    while more and len(body) <= LARGEST:
-        message = await receive()
-        body += message.get("body", b"")
-        more = message.get("more_body", False)
-    return body
-
-
-def _again(body: bytes, receive: Receive) -> Receive:
-    """Return a body that has been read, and then the remaining messages."""
-    parts = iter([{"type": "http.request", "body": body, "more_body": False}])
-
-    async def call() -> Message:
-        return next(parts, None) or await receive()
-
-    return call
-
-
-def _is_plain(body: bytes) -> bool:
-    """Return True if all values are numbers and texts, or lists of them.
-
-    Gradio takes an object for a file, and would fetch it from any address that it names.
-    """
-    try:
-        values = json.loads(body)["data"] if len(body) <= LARGEST else None
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return False
-    return isinstance(values, list) and not any(
-        isinstance(part, dict | list)
-        for value in values
-        for part in (value if isinstance(value, list) else [value])
-    )
-
-
 @checked
 def write_space(folder: str | Path, source: str | Path, *, data: str | None = None) -> None:
-    """Write a folder with app.py, requirements.txt, README.md and the model.
+    """Write a folder with app.py, Dockerfile, requirements.txt, README.md and the model.
 
     `python app.py` in it serves the explorer, here or in a Space.
 
     Args:
         folder: folder to write, which must not exist yet.
-        source: run directory or file of a model, which is copied; or the name of a repository on
-            the hub, which the Space will fetch.
-        data: name of the data, or texts, which are copied; by default the data of
-            the training.
+        source: run directory or file of a model, which is copied; or the name of a shipped model or
+            of a repository on the hub, which the Space will open.
+        data: name of the data, or texts, which are copied; by default the data of the training.
 
     Raises:
-        BilensError: the folder is there already, or Gradio is not installed.
+        BilensError: the folder is there already.
         CheckpointError: the system refuses.
     """
     folder, model = Path(folder), Path(source)
     if folder.exists():
         raise BilensError(f"{folder} is there already; choose another folder for the Space")
-    card = SpaceCardData(
-        title=f"{model.stem}, read from its weights",
-        sdk="gradio",
-        sdk_version=gr.__version__,
-        app_file="app.py",
-        tags=["bilens"],
-    )
+    title = f"{model.stem}, read from its weights"
+    head = f"title: {json.dumps(title)}\nsdk: docker\napp_port: {FIRST_PORT}\ntags: [bilens]\n"
     # A Space with half a model would start and fail, so that the folder appears when it is whole.
     with written_whole(folder) as draft:
         draft.mkdir()
-        source = _copied(model, draft, "model")
-        options = "" if data is None else f", data={json.dumps(_copied(Path(data), draft, 'data'))}"
+        place = _copied(model, draft, "model", is_name=find_model(source) != source)
+        options = ""
+        if data is not None:
+            kept = _copied(Path(data), draft, "data", is_name=is_known(data))
+            options = f", data={json.dumps(kept)}"
         files = {
             "app.py": "from bilens.explore import explorer\n\n"
-            f"explorer({json.dumps(source)}{options}).launch()\n",
-            "requirements.txt": f"bilens[explore]=={version('bilens')}\n",
-            "README.md": f"---\n{card.to_yaml()}\n---\n\nMade by `bilens explore --space`.\n",
+            f"explorer({json.dumps(place)}{options}).launch()\n",
+            "Dockerfile": Path(__file__).with_name("Dockerfile").read_text(encoding="utf-8"),
+            "requirements.txt": f"bilens[train,gguf]=={version('bilens')}\n",
+            "README.md": f"---\n{head}---\n\nMade by `bilens explore --space`.\n",
         }
         for name, text in files.items():
             (draft / name).write_text(text, encoding="utf-8")
 
 
-def _copied(path: Path, folder: Path, kind: str) -> str:
-    """Return its place in the folder; a name on the hub, or of data that bilens knows, stays."""
-    if not path.exists():
+def _copied(path: Path, folder: Path, kind: str, *, is_name: bool) -> str:
+    """Return a path's place in a folder, into which it is copied; a name stays as it is.
+
+    What opens a model or data decides what is a name, and a path that is there may have that name.
+    """
+    if is_name or not path.exists():
         return str(path)
     (folder / kind).mkdir()
     place = f"{kind}/{path.name}"

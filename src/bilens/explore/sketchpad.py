@@ -1,13 +1,9 @@
-"""An image as an input of a reading: drawn, uploaded or chosen from the test set."""
+"""An image as an input of a reading: drawn, a picture of the visitor's, or one of the test set."""
 
 import base64
 import binascii
 import io
-import time
 import zlib
-from html import escape
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,11 +13,12 @@ from torch import Tensor
 
 from bilens.data import ImageData, fit_drawing
 from bilens.data.images import ink_of
-from bilens.explore.screen import Screen, StateError, heading
+from bilens.errors import BilensError
 from bilens.figures.canvas import as_image, data_address, grey
-from bilens.lazy_imports import gradio as gr
 
 TEST, DRAWN = "test-", "drawn-"
+SIDE = 1024
+"""Pixels of the longest side of a drawing that is taken."""
 
 
 def pack_drawing(x: Float[Tensor, " pixels"]) -> str:
@@ -30,20 +27,35 @@ def pack_drawing(x: Float[Tensor, " pixels"]) -> str:
     return DRAWN + base64.urlsafe_b64encode(zlib.compress(levels.tobytes(), 9)).decode().rstrip("=")
 
 
-def read_sketch(text: str, data: ImageData) -> str:
-    """Return the input of a sketchpad: a drawing as a picture, or a text as here.
+def read_sheet(text: str, data: ImageData) -> str:
+    """Return the drawing on a sheet, a PNG picture as a data address, as a text for an address.
 
     A drawing is framed as the images of the data set are; an empty sheet is an empty image.
+
+    Raises:
+        BilensError: it is no such picture.
     """
-    sketch = "data:image/png;base64,"
-    if not text.startswith(sketch):
-        return text
-    ink = ink_of(_read_picture(text.removeprefix(sketch)))
+    _, is_picture, packed = text.partition("data:image/png;base64,")
+    try:
+        picture = Image.open(io.BytesIO(base64.b64decode(packed)), formats=["PNG"])
+        # The size is in the file's head: a file that is too large is never unpacked.
+        if not is_picture or max(picture.size) > SIDE:
+            raise ValueError("too large")
+        picture.load()
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise BilensError(
+            f"image is not a picture of up to {SIDE} pixels on a side; draw again"
+        ) from error
+    ink = ink_of(picture)
     return pack_drawing(fit_drawing(ink, data) if ink.max() > 0.05 else torch.zeros(data.n_inputs))
 
 
 def unpack_input(text: str, data: ImageData) -> Float[Tensor, " pixels"]:
-    """Return the image of a text."""
+    """Return the image of a text.
+
+    Raises:
+        BilensError: it is neither a test image nor a drawing of as many pixels.
+    """
     if text.startswith(TEST):
         digits = text.removeprefix(TEST)
         if digits.isascii() and digits.isdigit() and len(digits) < 10:
@@ -60,76 +72,12 @@ def unpack_input(text: str, data: ImageData) -> Float[Tensor, " pixels"]:
             levels = b""
         if len(levels) == data.n_inputs:
             return torch.from_numpy(np.frombuffer(levels, np.uint8) / np.float32(255))
-    raise StateError(
-        "input",
-        f"{text[:40]!r} is neither a test image from 0 to {len(data.test_images) - 1} nor a "
-        f"drawing of {data.n_inputs} pixels",
+    raise BilensError(
+        f"image={text[:40]!r} is neither a test image from 0 to {len(data.test_images) - 1} nor a "
+        f"drawing of {data.n_inputs} pixels"
     )
 
 
-def _read_picture(packed: str) -> Image.Image:
-    side = 1024
-    try:
-        picture = Image.open(io.BytesIO(base64.b64decode(packed)), formats=["PNG"])
-        # The size is in the file's head: a file that is too large is never unpacked.
-        if max(picture.size) > side:
-            raise ValueError("too large")
-        picture.load()
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise StateError(
-            "input", f"the drawing is not a picture of up to {side} pixels on a side; draw again"
-        ) from error
-    return picture
-
-
-def sketchpad(data: ImageData, screen: Screen) -> None:
-    """Lay out a sheet like the images of a data set, the control of the field `input`.
-
-    Its component sends the sheet as a data address, whenever it has changed, or the text of a test
-    image.
-    """
-    heading(
-        "An image", "Draw on it, use a picture, or choose a test image; the panel below reads it."
-    )
-    height, width = data.shape
-    scale = max(1, 280 // max(data.shape))  # 280 is the width of a sheet on the page
-
-    def drawn(text: str) -> dict[str, Any]:
-        # The fragment makes it another address each time: the sheet may have been drawn on since.
-        picture = data_address(grey(as_image(unpack_input(text, data), data.shape)))
-        return {"picture": f"{picture}#{time.monotonic_ns()}"}
-
-    def shown(text: str) -> dict[str, Any]:
-        return {"value": text, **drawn(text)}
-
-    here, kinds = Path(__file__), (".html", ".css", ".js")
-    page = {kind: here.with_suffix(kind).read_text(encoding="utf-8") for kind in kinds}
-    # Gradio's own sketch sends whole layers as files, which the guard of requests refuses.
-    component = gr.HTML(
-        **shown(screen.view.start.input),
-        html_template=page[".html"],
-        css_template=page[".css"],
-        js_on_load=page[".js"],
-        apply_default_css=False,
-        container=True,
-        padding=True,
-        elem_id="sketchpad",
-        width=scale * width,
-        height=scale * height,
-        last=len(data.test_images) - 1,
-        message="",
-    )
-    screen.control(
-        "input",
-        component,
-        read=lambda text: read_sketch(text, data),
-        write=shown,
-        say=lambda text: {"message": escape(text)},
-        is_typed=False,
-    )
-    # A drawing is on the sheet already, and may have gone on meanwhile.
-    screen.part(
-        "input",
-        [component],
-        lambda state: [gr.update(**drawn(state.input) if state.input.startswith(TEST) else {})],
-    )
+def picture_of(text: str, data: ImageData) -> str:
+    """Return the image of a text as a picture, a data address."""
+    return data_address(grey(as_image(unpack_input(text, data), data.shape)))

@@ -406,10 +406,10 @@ window.bilensFlow = (place, graph, remove) => {
   const carries = () => {
     const nodes = view.owner.size - 1, all = graph.shares.find(([n]) => n === nodes);
     const value = all && !only ? all[1] * graph.value : view.carried;
-    $("output").textContent = `${nodes} of ${graph.n_nodes.toLocaleString("en")}, with ${percent(value / graph.value)} of ` +
-      `${signed(graph.value)} on paths among them`;
+    $("output").textContent = `${nodes} of ${graph.n_nodes.toLocaleString("en")}`;
     const line = document.createElement("p");
-    line.textContent = `${graph.number}. Paths through other nodes carry ${signed(graph.value - value)}.`;
+    line.textContent = `${graph.number}. Paths through these ${nodes} nodes alone carry ${percent(value / graph.value)} of it. ` +
+      `The other paths, ${signed(graph.value - value)}, also run through further nodes: exchanging these nodes changes many of them too.`;
     return line;
   };
 

@@ -92,19 +92,30 @@ def write_page(
 
 @checked
 def write_report(path: str | Path, readings: Sequence[Reading], *, title: str) -> dict[str, Figure]:
-    """Write the sections of readings as one page, and return its figures by name.
+    """Write the page of `render_report`, whole or not at all, and return its figures by name."""
+    content, sections = _report(readings, title)
+    write_text(Path(path), content)
+    return figures_by_name(part for section in sections for part in section.parts)
+
+
+@checked
+def render_report(readings: Sequence[Reading], *, title: str = "") -> str:
+    """Return the sections of readings as one page.
 
     The first section is the question of the page, its answer and a picture. The second is open too.
     All others are closed until a reader opens them.
 
     Args:
-        path: The page.
         readings: Readings in the order of the page.
         title: A line above the question, such as the name of the model.
 
     Raises:
         BilensError: the readings have no section.
     """
+    return _report(readings, title)[0]
+
+
+def _report(readings: Sequence[Reading], title: str) -> tuple[str, list[Section]]:
     sections = [section for reading in readings for section in reading.sections()]
     if not sections:
         raise BilensError(f"readings has {len(readings)} and no section, expected at least one")
@@ -113,8 +124,7 @@ def write_report(path: str | Path, readings: Sequence[Reading], *, title: str) -
     sections = [replace(first, title="", text="", facts=())]
     for number, section in enumerate(others):
         sections.append(replace(section, folded=section.folded or number > 0))
-    write_page(Path(path), first.title, first.text, first.facts, sections, heading)
-    return figures_by_name(part for section in sections for part in section.parts)
+    return render_page(first.title, first.text, first.facts, sections, heading), sections
 
 
 @checked
