@@ -144,12 +144,6 @@ def classifiers(folder: Path) -> list[Row]:
             return every.eigh().pullback(E)
 
         rows.append(compare(what, peer, model.decompose, pixels, _same_top))
-        for width, tokens in ((256, 1024), (1024, 64)):
-            model = Model.from_config(d_input=8, d_hidden=width, d_output=tokens)
-            layer = BilinearTensor(model.w_l[0], model.w_r[0], model.w_u)
-            several = layer.interaction(torch.eye(tokens))
-            what = f"top 8 eigenvectors of {tokens} tokens, random weights, d_model {width}"
-            rows.append(compare(what, peer, model.decompose, partial(several.eigh, 8), _same_top))
     return rows
 
 
@@ -361,7 +355,7 @@ def main() -> None:
             rows=rows,
             settings={
                 **{"images": IMAGES, "pixels": PIXELS, "classes": CLASSES, "layers": [1, 2]},
-                **{"batch": [100, 2048], "widths": [8, 48, 100, 256, WIDTH, 1024]},
+                **{"batch": [100, 2048], "widths": [48, 100, 256, WIDTH]},
                 **{"tokens": [64, 256, 1024, 4096], "heads": HEADS, "d_head": D_HEAD},
                 **{"turns": TURNS, "low and high": "least and most of the turns"},
             },

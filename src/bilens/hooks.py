@@ -74,8 +74,9 @@ def _surely(undo: Callable[[], None]) -> None:
     """Undo something, also if Ctrl-C arrives meanwhile: to do it twice is to do it once."""
     try:
         undo()
-    finally:
+    except BaseException:
         undo()
+        raise
 
 
 Change = Callable[[Any, dict[Any, None]], None]

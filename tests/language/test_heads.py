@@ -188,8 +188,9 @@ def dense_composition(model, writer, reader):
     else:
         gain = gain_of(block.attn_norm)
         attn, head, second = block.attn, int(place_[2:]), side.endswith("2")
-        Q, K = (attn.W_Q2, attn.W_K2) if second else (attn.W_Q, attn.W_K)
-        QK = gain @ Q[head] @ K[head].T @ gain
+        maps = (attn.query2, attn.key2) if second else (attn.query, attn.key)
+        Q, K = (linear.weight.unflatten(0, (-1, attn.d_head)) for linear in maps)
+        QK = gain @ Q[head].T @ K[head * len(K) // len(Q)] @ gain
         V = gain @ attn.W_V[head] @ attn.W_O[head]
         R = {"Q": QK, "K": QK.T, "V": V}[side[0]]
     return float((W @ R).norm() / (W.norm() * R.norm()))

@@ -45,7 +45,11 @@ def naive_logits(model: LanguageModel, ids: torch.Tensor) -> torch.Tensor:
         y = x + (attn.out.bias if config.bias else 0)
         maps = [(attn.query, attn.W_Q, attn.key, attn.W_K)]
         if config.attention in ("bilinear", "differential"):
-            maps.append((attn.query2, attn.W_Q2, attn.key2, attn.W_K2))
+            weights = [
+                linear.weight.unflatten(0, (-1, width)).mT for linear in (attn.query2, attn.key2)
+            ]
+            W_Q2, W_K2 = (W.repeat_interleave(config.n_heads // len(W), 0) for W in weights)
+            maps.append((attn.query2, W_Q2, attn.key2, W_K2))
         size = torch.nn.RMSNorm(width).double() if config.qk_norm else torch.nn.Identity()
         for h in range(config.n_heads):
             shared = h * config.n_kv_heads // config.n_heads

@@ -18,7 +18,7 @@ from bilens.tensor.features import Dictionary, cluster
 from bilens.tensor.jacobian_bonds import function_bonds
 from bilens.tensor.quadratic import QuadraticForm
 from tests.refusals import refused
-from tests.tensor.deep import random_chain, widened
+from tests.tensor.deep import random_chain
 from tests.tensor.factors import eye, normal, random_matrix, random_tensor
 
 U, SINGLE, EYE = eye(2), eye(3), eye(8)
@@ -138,8 +138,8 @@ DICTIONARY = {
 }
 LAYERS = {
     "a is empty; expected one tensor for each layer": lambda a: expected_inner([], []),
-    "of 2 and 4 layers that read 4 and 3 .* polynomials.*Cut the models to some 20": lambda a: (
-        expected_inner(a, random_chain(4, "plain", n_in=4, n_out=3), max_operations=1e6)
+    "b has 3 layers, expected one or two": lambda a: expected_inner(
+        a, random_chain(3, "plain", n_in=4, n_out=3)
     ),
     r"mean has shape \(3,\); expected \(4,\)": lambda a: expected_inner(a, a, mean=normal(3)),
     "mean holds NaN": lambda a: expected_inner(a, a, mean=normal(4) * torch.nan),
@@ -152,13 +152,6 @@ LAYERS = {
     r"a has \(4, 3\) .*b has \(5, 3\)": lambda a: expected_inner(a, FIVE),
     r"a has \(0, 1\).*with at least one input": lambda a: expected_inner([CONSTANT], [CONSTANT]),
     r"b has \(4, 2\)": lambda a: expected_inner(a, [*a[:1], random_tensor(3, 2, 2, 0)]),
-    r"1.2e\+04 operations needed \(6 and 6 hidden.* 4 input.*max_operations=1.0e\+03": lambda a: (
-        expected_inner(a, a, max_operations=1e3)
-    ),
-    "6 and 6 hidden": lambda a: expected_cosine(a, TWO_LAYERS[:1], max_operations=5e3),
-    "9.8e.*8 input dimensions": lambda a: expected_cosine(
-        widened(a, EYE[:4]), widened(a, EYE[4:]), max_operations=2e4
-    ),
 }
 TREES = {
     "tensors is empty; expected one tensor for each layer": lambda c: decompile([], normal(4)),
@@ -201,7 +194,6 @@ BONDS = {
     "ranks has 1 numbers, expected 2, one for each bond": lambda c: bonds(c, U).cut([1]),
     r"ranks\[1\]=0, expected a whole number, 1 to": lambda c: bonds(c, U).cut([1, 0]),
     r"ranks\[1\]=99, expected a whole number, 1 to": lambda c: bonds(c, U).cut([1, 99]),
-    "error=nan, expected a finite number, at lea": lambda c: bonds(c, U).ranks_within(torch.nan),
     "k=0, expected a whole number, 1 to": lambda c: bonds(c, U).bonds[0].projector(0),
     r"shapes \[\(2, 2\)\]; expected square": lambda c: bonds(c, U).cut(2).rotate([U]),
     r"rotations\[1\] is not orthogonal": lambda c: bonds(c, U).cut(2).rotate([U, 2 * U]),

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from bilens.errors import BilensError
 from bilens.tensor import BilinearTensor, expected_cosine, expected_inner
 from tests.tensor.deep import KINDS, forward, random_chain, widened
 from tests.tensor.factors import close, eye, normal, random_tensor
@@ -104,16 +103,18 @@ def test_the_cosine_of_one_function_in_two_forms_is_one_and_with_zero_zero():
     assert expected_cosine(a, [silent, a[1]]) == 0
 
 
-def test_single_precision_is_computed_in_double_and_its_rounding_is_not_read():
+def test_single_precision_is_computed_in_double():
     a = widened(model("two", 3, 3, 5, 0), normal(3, 40))
     single = [layer.to(torch.float32) for layer in a]
     rounded = [layer.to(torch.float64) for layer in single]
     assert expected_inner(single, single).dtype == torch.float64
-    assert close(expected_inner(single, single), expected_inner(a, a), 1e-5)
     assert close(expected_inner(single, single), expected_inner(rounded, rounded), 1e-11)
-    for chain, read in ((single, 3), (rounded, 10)):
-        with pytest.raises(BilensError, match=f" {read} input dimensions"):
-            expected_inner(chain, chain, max_operations=1)
+
+
+def test_more_outputs_than_hidden_units():
+    a, b = model("two biased", 2, 9, 2, 0), model("residual", 2, 9, 3, 7)
+    assert_inner(a, b, 2)
+    assert_inner(b, a, 2)
 
 
 @pytest.mark.parametrize("kind", ["one biased", "two biased"])
@@ -137,19 +138,7 @@ def test_gradients_where_the_basis_of_the_inputs_is_not_unique():
     assert torch.autograd.gradcheck(square, (eye(3).requires_grad_(),))
 
 
-@given(st.sampled_from(KINDS), st.sampled_from(KINDS), st.integers(1, 3), st.integers(0, 99))
-def test_deep_models_of_two_directions_each(kind, other, depth, seed):
-    """The two models read different planes of three dimensions."""
-    a = widened(random_chain(3, kind, n_in=2, n_out=2, seed=seed), normal(2, 3, seed=1))
-    b = widened(random_chain(depth, other, n_in=2, n_out=2, seed=seed + 1), normal(2, 3, seed=2))
-    scale = (quadrature(a, a, 3, 9) * quadrature(b, b, 3, 9)).sqrt()
-    for pair in ((a, b), (b, a), (a, a)):
-        expected = quadrature(*pair, 3, 9)
-        assert abs(expected_inner(*pair) - expected) <= 1e-9 * (scale + expected.abs())
-    assert abs(expected_cosine(a, a) - 1) < 1e-9
-
-
-@given(st.sampled_from(KINDS), st.integers(1, 3), st.booleans(), st.booleans(), st.integers(0, 99))
+@given(st.sampled_from(KINDS), st.integers(1, 2), st.booleans(), st.booleans(), st.integers(0, 99))
 def test_inputs_may_have_a_mean_and_a_covariance(kind, depth, with_mean, with_spread, seed):
     a = random_chain(depth, kind, n_in=2, n_out=2, seed=seed)
     b = random_chain(depth, "bias", n_in=2, n_out=2, seed=seed + 1)

@@ -13,10 +13,8 @@ The squared singular values are the eigenvalues of P_l U_l. With P = K K' both s
 matrices of the layer of factors LK, RK, D: of its outputs, and of its inputs.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from math import factorial
 from typing import ClassVar
 
 import torch
@@ -27,7 +25,6 @@ from bilens.analysis import Reading
 from bilens.checks import check_count, check_finite, checked, detached
 from bilens.errors import BilensError
 from bilens.sections import Columns, Fact, stacked
-from bilens.settings import NotNegative
 from bilens.tensor.bilinear import BilinearTensor
 from bilens.tensor.chain import Cut, fewest_hidden, joined
 from bilens.tensor.factors import checked_positive, hidden_product, square_root, wrong_shape
@@ -146,18 +143,6 @@ class Bonds(Reading):
         lost = [costs[k:].sum() for costs, k in zip(self.costs(), sizes, strict=True)]
         return float(torch.stack(lost).sum().sqrt())
 
-    def ranks_within(self, error: NotNegative) -> tuple[int, ...]:
-        """Return the fewest directions over all bonds with `costs` of at most error^2 in all."""
-        # A bond keeps its first direction, whose cost is never spent.
-        costs = [cost[1:] for cost in self.costs()]
-        # Costs of all bonds are in one unit, so that their directions can be ranked together.
-        numbers = [torch.full_like(cost, i, dtype=torch.long) for i, cost in enumerate(costs)]
-        ordered, order = torch.cat(costs).sort()
-        # The cheapest directions of all bonds go first.
-        dropped = torch.cat(numbers)[order][ordered.cumsum(0) <= error**2]
-        counts = torch.bincount(dropped, minlength=len(costs)).tolist()
-        return tuple(b.k - count for b, count in zip(self.bonds, counts, strict=True))
-
     def ranks_scoring(self, score: Callable[[Cut], float], least: float) -> tuple[int, ...]:
         """Return few directions over all bonds for which a cut still scores `least`.
 
@@ -235,35 +220,6 @@ class Bonds(Reading):
         # |T - T_cut|^2 = |T|^2 - 2 <T, T_cut> + |T_cut|^2, each from a Gram matrix of the layers.
         both, square = (((W @ P) * W).sum() / self.norm**2 for P in (mixed, small))
         return float((1 - 2 * both + square).clamp_min(0).sqrt())
-
-    def gaussian_error(self, ranks: int | Sequence[int]) -> float:
-        """Return a bound on sqrt(E |f(x) - f_cut(x)|^2) along the directions, from `certificate`.
-
-        It holds for x ~ N(mu, Sigma) whose second moment is the metric. With m = 2^n leaves and r
-        directions of the input of unit size, Wick's theorem with every term at its largest says
-
-            E (T . x^m)^2 <= |T|^2 sum_j j! (sum_k m! r^(k/2) / (j! (m - j - 2k)! 2^k k!))^2.
-
-        That factor is 10^12 for three layers on 100 directions: sample x for cuts that lose much.
-        """
-        self._check_tree()
-        if len(self.bonds) > 6:
-            raise BilensError(
-                f"the model has {len(self.bonds)} layers; from 7 on the bound leaves float64: "
-                "sample x instead"
-            )
-        m, r = 2 ** len(self.bonds), self.bonds[0].k
-        factor = 0.0
-        # Degree j of the Hermite expansion: j inputs stay free, the others are joined in k pairs.
-        for j in range(m + 1):
-            ways = (
-                factorial(m) * r ** (k / 2) / (factorial(m - j - 2 * k) * 2**k * factorial(k))
-                for k in range((m - j) // 2 + 1)
-            )
-            factor += float(sum(ways)) ** 2 / factorial(j)
-        certificate = self.certificate(ranks)
-        assert certificate is not None
-        return certificate * self.norm * math.sqrt(factor)
 
     def _check_tree(self) -> None:
         if self.n_samples:

@@ -224,16 +224,6 @@ class Attention(nn.Module):
         return self._reading(self.key)
 
     @property
-    def W_Q2(self) -> Float[Tensor, "heads d_model d_head"]:
-        """Weights of the second queries of each head, with two pairs."""
-        return self._reading(self.query2)
-
-    @property
-    def W_K2(self) -> Float[Tensor, "heads d_model d_head"]:
-        """Weights of the second keys of each head, with two pairs."""
-        return self._reading(self.key2)
-
-    @property
     def W_V(self) -> Float[Tensor, "heads d_model d_head"]:
         """Value weights of each head; heads that share values have the same."""
         return self._reading(self.value)
