@@ -142,16 +142,18 @@ def test_a_node_writes_its_change_and_its_flow_is_the_adjoint_times_it(name):
         result = between(view, first, second)
         rows = [view.modules.embed.rows(ids) for ids in (first, second)]
         runs = [activations(view, *x) for x in zip((first, second), rows, strict=True)]
-    nodes = [Node("mlp", 0.0, layer, "mlp", 7) for layer in range(2)]
-    nodes += [Node("head", 0.0, 1, "attention", 7, None, head) for head in range(view.n_heads)]
-    for node, written in zip(nodes, result.written(nodes), strict=True):
+        nodes = [Node("mlp", 0.0, layer, "mlp", 7) for layer in range(2)]
+        nodes += [Node("head", 0.0, 1, "attention", 7, None, head) for head in range(view.n_heads)]
+        outputs = result.written(nodes)
+        adjoints = [result.adjoint(node) for node in nodes]
+    for node, written, adjoint in zip(nodes, outputs, adjoints, strict=True):
         x, y = (run[node.kind, node.layer][0, 7].detach() for run in runs)
         change, through = x - y, result.mlps[node.layer, 7]
         if node.kind == "head":
             change = change.unflatten(0, (view.n_heads, -1))[node.number]
             through = result.heads[1, node.number, 7]
         torch.testing.assert_close(written, change, rtol=1e-6, atol=1e-6)
-        assert float(result.adjoint(node) @ written) == pytest.approx(float(through), abs=1e-12)
+        assert float(adjoint @ written) == pytest.approx(float(through), abs=1e-12)
 
 
 @pytest.mark.parametrize("attention", ["softmax", "bilinear"])

@@ -366,4 +366,6 @@ def _graph(model: ResidualModel, question: Question, circuit: Circuit) -> FlowGr
     drawn = drawn[:DRAWN]
     named = name_by_measurement(model, through, drawn)
     places = {node.place for node in drawn}
-    return named.graph([node for node in named.nodes if node.place in places])
+    graph = named.graph([node for node in named.nodes if node.place in places])
+    through.origin.release()
+    return graph

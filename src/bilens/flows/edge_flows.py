@@ -18,7 +18,7 @@ class Edges:
         adjoints: Adjoints,
         row: int,
         nodes: Sequence[Node],
-        at: Callable[[Node, LayerGraph], tuple[Tensor, Tensor]],
+        at: Callable[[Node, LayerGraph, Adjoints], tuple[Tensor, Tensor]],
         unembedding: float,
     ) -> None:
         self.adjoints, self.row, self.nodes = adjoints, row, nodes
@@ -52,7 +52,7 @@ class Edges:
         for i in numbers:
             shown[self.nodes[i].kind].append(i)
         read_by = (*shown["mlp"], *shown["expert"], *shown["head"])
-        outputs = {i: self.at(self.nodes[i], graph) for i in read_by}
+        outputs = {i: self.at(self.nodes[i], graph, adjoints) for i in read_by}
         for i, (value, _) in outputs.items():
             self.changes[i] = adjoints.change(value)[self.row]
         cuts = [(graph.heads, shown["head"]), (graph.mlp, [*shown["mlp"], *shown["expert"]])]

@@ -17,8 +17,9 @@ from bilens.flows.adjoints import Adjoints, LayerGraph
 from bilens.flows.edge_flows import Edges
 from bilens.flows.fitted import Fitted
 from bilens.flows.nodes import LEAVES, Node, NodeKind, Sublayer, node_columns, strongest_first
+from bilens.flows.origin import Origin
 from bilens.flows.question import Question
-from bilens.flows.rules import RELEVANCE, Rules
+from bilens.flows.rules import Rules
 from bilens.sections import Columns, Fact, Percent
 from bilens.transformer import ResidualModel
 from bilens.transformer.experts import expert_count
@@ -67,7 +68,9 @@ class Flow(Reading):
         choices: flow of what each layer chose, such as experts.
         pairs: of each layer, the flows of heads by source; None where heads have no pattern.
         absolute: sum of |flow| over all parts, heads by source.
-        adjoints: the pass that it was read from.
+        streams: the stream after the last layer, in each run.
+        frozen: what is held fixed at its value on this text; nothing between two texts.
+        origin: the pass that it was read from.
         row: the row of its text in this pass.
         named: nodes with measured effects and names.
     """
@@ -86,7 +89,9 @@ class Flow(Reading):
     choices: Float[Tensor, " layers"]
     pairs: tuple[Pairs | None, ...]
     absolute: float
-    adjoints: Adjoints
+    streams: Float[Tensor, "runs time d_model"]
+    frozen: tuple[str, ...]
+    origin: Origin
     row: int
     named: tuple[Node, ...] = ()
 
@@ -109,18 +114,22 @@ class Flow(Reading):
         return len(self.mlps)
 
     @property
-    def streams(self) -> Float[Tensor, "runs time d_model"]:
-        """The stream after the last layer, in each run."""
-        return self.adjoints.last.leaf.detach()[self.row :: self.adjoints.questions]
+    def adjoints(self) -> Adjoints:
+        """The pass that it was read from, with its graph; it runs again unless it was just used.
 
-    @property
-    def frozen(self) -> tuple[str, ...]:
-        """What is held fixed at its value on this text; nothing between two texts."""
-        if self.two_texts:
-            return ()
-        is_relevance = self.adjoints.table is RELEVANCE
-        patterns = "patterns of attention" if is_relevance else "norms inside patterns of attention"
-        return ("scales of norms", patterns, "ratios of activations")
+        Raises:
+            BilensError: the flow was read from a file, or the model has changed.
+        """
+        adjoints = self.origin.adjoints()
+        numbers = adjoints.numbers[self.row :: adjoints.questions].tolist()
+        rounding = 1e-4 * (self.absolute + sum(map(abs, self.values)))
+        if any(abs(a - b) > rounding for a, b in zip(numbers, self.values, strict=True)):
+            self.origin.release()
+            raise BilensError(
+                f"the model computes {numbers[0]:.6g} now, and {self.values[0]:.6g} when the flow "
+                "was read; its weights have changed: read the flow again"
+            )
+        return adjoints
 
     @property
     def condition(self) -> float:
@@ -129,7 +138,7 @@ class Flow(Reading):
 
     # Nodes.
 
-    @cached_property
+    @property
     def _arrays(self) -> list[tuple[NodeKind, Tensor, Tensor]]:
         """Kind, flows and places of all parts; a place is layer, number, position and source."""
         arrays: list[tuple[NodeKind, Tensor, Tensor]] = []
@@ -152,7 +161,8 @@ class Flow(Reading):
                 of_layer[layer] = self.heads[layer]
                 add("head", of_layer, 0, 1, 2)
             else:
-                places = torch.cat([torch.full_like(pairs.places[:, :1], layer), pairs.places], 1)
+                places = pairs.places.long()
+                places = torch.cat([torch.full_like(places[:, :1], layer), places], 1)
                 arrays.append(("head", pairs.flows.cpu(), places.cpu()))
         return arrays
 
@@ -219,7 +229,7 @@ class Flow(Reading):
 
     def check_model(self, model: ResidualModel) -> None:
         """Raise unless the flow was read from this model."""
-        if model.model is not self.adjoints.places.model:
+        if self.origin.model not in (None, model.model):
             raise BilensError(
                 "model is not that of the flow, expected the same one; or read a flow of this one"
             )
@@ -248,20 +258,22 @@ class Flow(Reading):
         of_layer: dict[int | None, list[int]] = defaultdict(list)
         for number, node in enumerate(nodes):
             of_layer[node.layer].append(number)
-        embedding = self.adjoints.change(self.adjoints.embedding.value)[self.row]
+        adjoints = self.adjoints
+        embedding = adjoints.change(adjoints.embedding.value)[self.row]
         outputs = {number: embedding[nodes[number].position] for number in of_layer[None]}
-        for layer, adjoints in self.adjoints.layers():
+        for layer, graph in adjoints.layers():
             for number in of_layer[layer]:
-                value, _ = self.at(nodes[number], adjoints)
-                outputs[number] = self.adjoints.change(value)[self.row]
+                value, _ = self.at(nodes[number], graph, adjoints)
+                outputs[number] = adjoints.change(value)[self.row]
         return [outputs[number] for number in range(len(nodes))]
 
     def adjoint(self, node: Node) -> Float[Tensor, " width"]:
         """Return the adjoint of the number at the output of a node in a layer."""
         self.check_nodes([node])
-        for number, layer in self.adjoints.layers():
+        adjoints = self.adjoints
+        for number, layer in adjoints.layers():
             if number == node.layer:
-                return self.at(node, layer)[1][self.row]
+                return self.at(node, layer, adjoints)[1][self.row]
         raise BilensError(f"{node.address} is in no layer")
 
     @torch.no_grad()
@@ -274,20 +286,21 @@ class Flow(Reading):
         Raises:
             BilensError: the layer has no experts.
         """
-        graph = dict(self.adjoints.layers())[check_index("layer", layer, self.n_layers)]
+        adjoints = self.adjoints
+        graph = dict(adjoints.layers())[check_index("layer", layer, self.n_layers)]
         position = check_index("position", position, len(self.ids))
         if graph.experts is None or graph.of_mlp is None:
             raise BilensError(f"layer={layer} has no experts, expected one with several")
         call, w = graph.experts[0], graph.of_experts(graph.of_mlp)
         nodes = []
         for number in range(expert_count(call.module)):
-            change = self.adjoints.change(call.term(number).reshape(w.shape))
+            change = adjoints.change(call.term(number).reshape(w.shape))
             through = float(w[self.row, position] @ change[self.row, position])
             if through:
                 nodes.append(Node("expert", through, layer, "mlp", position, None, number))
         return tuple(sorted(nodes, key=lambda node: -abs(node.flow)))
 
-    def at(self, node: Node, layer: LayerGraph) -> tuple[Tensor, Tensor]:
+    def at(self, node: Node, layer: LayerGraph, adjoints: Adjoints) -> tuple[Tensor, Tensor]:
         """Return the output of a node for all texts, and the adjoint there of this question."""
         if node.kind not in (*SUBLAYERS, "expert"):
             raise BilensError(f"{node.address} has no output of its own; expected a head or an MLP")
@@ -303,16 +316,16 @@ class Flow(Reading):
             columns = slice(number * width, (number + 1) * width)
         if node.kind == "expert":
             assert layer.experts is not None
-            w = layer.of_experts(self.adjoints.of_question(self.row, w))
-            with torch.enable_grad(), Rules(self.adjoints.table, len(self.adjoints.ids)):
+            w = layer.of_experts(adjoints.of_question(self.row, w))
+            with torch.enable_grad(), Rules(adjoints.table, len(adjoints.ids)):
                 term = layer.experts[0].term(number).reshape(w.shape)
                 return term[:, position], w[:, position]
-        w = self.adjoints.of_question(self.row, w[:, position, columns])
+        w = adjoints.of_question(self.row, w[:, position, columns])
         with torch.enable_grad():
             if is_mlp or node.source is None:
                 return cut.value[:, position, columns], w
             assert layer.mix is not None
-            with Rules(self.adjoints.table, len(self.adjoints.ids)):
+            with Rules(adjoints.table, len(adjoints.ids)):
                 return layer.mix.term(number, position, node.source), w
 
     def edges(self, nodes: Sequence[Node]) -> Float[Tensor, "n n"]:

@@ -405,7 +405,7 @@ def answer_question(
         if node.kind in ("head", "mlp")
     ]
     strongest = tuple(dict.fromkeys(addresses))
-    return FlowReading(
+    reading = FlowReading(
         flow=through,
         question=through.question,
         page=flow_page(
@@ -418,6 +418,8 @@ def answer_question(
         notes=token_hints(model, [question]),
         other=other or (question.against if isinstance(question.against, str) else ""),
     )
+    through.origin.release()
+    return reading
 
 
 def _second_tokens(model: ResidualModel, flow: Flow) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Annotated, Any
 
 import torch
@@ -15,6 +16,7 @@ from bilens.flows.ablation import measurable, name_by_measurement
 from bilens.flows.adjoints import Adjoints, LayerGraph, first_flows, start_flows
 from bilens.flows.fitted import Fitted, Score, fit
 from bilens.flows.graph import DRAWN, Flow, Pairs
+from bilens.flows.origin import Origin
 from bilens.flows.question import Against, Answer, Question, Tokens, likely_answer, replaced
 from bilens.flows.rules import RELEVANCE, SECANTS, Rule, Rules, Shared, rule
 from bilens.flows.sources import AnyModel, opened
@@ -106,7 +108,10 @@ def flow(  # noqa: PLR0913  both kinds of flow have one signature
         token, minus = likely.token, minus if names_of(minus) else likely.minus
     question = Question(text, token, minus, against, target=target, position=position)
     (through,) = flows(model, [question], through_patterns=through_patterns)
-    return name_by_measurement(model, through, measurable(model, through)[:ablate])
+    named = measurable(model, through)[:ablate] if ablate else []
+    result = name_by_measurement(model, through, named)
+    through.origin.release()
+    return result
 
 
 @torch.no_grad()
@@ -129,8 +134,9 @@ def flows(
     results: list[Flow | None] = [None] * len(questions)
     for numbers in groups.values():
         asked = [fitted[number] for number in numbers]
-        adjoints = _adjoints(model, asked, through_patterns=through_patterns)
-        for number, through in zip(numbers, _flows(model, adjoints, asked), strict=True):
+        run = partial(_adjoints, model, asked, through_patterns=through_patterns)
+        of_group = _flows(model, Origin(model.model, run), asked)
+        for number, through in zip(numbers, of_group, strict=True):
             results[number] = through
     return [through for through in results if through is not None]
 
@@ -227,12 +233,13 @@ def _check_logits(model: ResidualModel, adjoints: Adjoints, scores: Sequence[Sco
         check_sum("W_U n + b_U", z, own[tokens], size=size)
 
 
-def _flows(model: ResidualModel, adjoints: Adjoints, asked: Sequence[Fitted]) -> list[Flow]:
+def _flows(model: ResidualModel, origin: Origin, asked: Sequence[Fitted]) -> list[Flow]:
     """Return the flow of each question of a pass.
 
     Raises:
         BilensError: the flows do not add up to the number.
     """
+    adjoints = origin.adjoints()
     questions, time = adjoints.questions, adjoints.ids.shape[1]
     places = adjoints.places
     n_layers, n_heads = len(places.layers), places.n_heads
@@ -266,24 +273,35 @@ def _flows(model: ResidualModel, adjoints: Adjoints, asked: Sequence[Fitted]) ->
         flow = Flow(
             question=asked[question].question,
             fitted=asked[question],
-            ids=adjoints.ids[question],
+            ids=adjoints.ids[question].clone(),
             tokens=tuple(shown_tokens(model, adjoints.ids[question])),
             values=tuple(float(adjoints.numbers[text]) for text in texts),
-            heads=heads[question],
-            mlps=mlps[question],
-            embeddings=embeddings[question],
-            positions=positions[question],
-            biases=biases[question],
+            heads=heads[question].clone(),
+            mlps=mlps[question].clone(),
+            embeddings=embeddings[question].clone(),
+            positions=positions[question].clone(),
+            biases=biases[question].clone(),
             unembedding=float(unembedding[question]),
-            choices=choices[question],
+            choices=choices[question].clone(),
             pairs=tuple(pairs[question]),
             absolute=float(absolute[question]),
-            adjoints=adjoints,
+            streams=adjoints.last.leaf.detach()[question::questions].clone(),
+            frozen=_frozen(adjoints),
+            origin=origin,
             row=question,
         )
         check_flow(flow)
         flows.append(flow)
     return flows
+
+
+def _frozen(adjoints: Adjoints) -> tuple[str, ...]:
+    """Return what is held fixed at its value on one text."""
+    if adjoints.two_texts:
+        return ()
+    is_relevance = adjoints.table is RELEVANCE
+    patterns = "patterns of attention" if is_relevance else "norms inside patterns of attention"
+    return ("scales of norms", patterns, "ratios of activations")
 
 
 def _starts(
@@ -340,7 +358,7 @@ def _pairs(adjoints: Adjoints, layer: LayerGraph) -> Iterator[tuple[Pairs, Tenso
     for question in range(questions):
         flows, places = (torch.cat(parts) for parts in zip(*kept[question], strict=True))
         flows, places = _strongest(flows, places)
-        yield Pairs(flows, places, attention[question] / mix.output.shape[1]), sizes[question]
+        yield Pairs(flows, places.int(), attention[question] / mix.output.shape[1]), sizes[question]
 
 
 def _strongest(flows: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
