@@ -3,11 +3,11 @@
 import pytest
 import torch
 
+from bilens.analyses import language
 from bilens.circuits import circuit
-from bilens.flows import Question, read_flow
+from bilens.flows import Question
 from bilens.flows.summary import read_summary
 from bilens.images import read_bonds
-from bilens.language import TokenDirection
 from bilens.language.names import shown_tokens
 from bilens.pages import write_report
 from tests.explore.browser import DRAWN, NODE, visiting
@@ -18,8 +18,8 @@ ABOUT = "bilens circuit model.gguf --questions questions.tsv --level parts · 26
 
 def flow_of_a_text():
     text = "t3 t4 t7 t5 t9 t8 t6 t3 t4 t7"
-    direction = TokenDirection("t8", ("t9",))
-    return read_flow(view_of(n_layers=3), text, direction, replace="t5=t6", weights=("mlp.0",))
+    asked = {"prompt": text, "token": "t8", "minus": "t9", "replace": "t5=t6", "weights": "mlp.0"}
+    return language.flow(view_of(n_layers=3), **asked)
 
 
 def asked(task: str) -> list[Question]:

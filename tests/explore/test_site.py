@@ -14,7 +14,8 @@ from bilens.errors import BilensError
 from bilens.explore import explorer
 from bilens.explore.site import LARGEST, Site
 from bilens.files import write_json
-from bilens.flows import Question, flow, read_flow, remove
+from bilens.flows import Question, flow, remove
+from bilens.flows.reading import answer_question
 from bilens.images.bonds import BONDS_NAME
 from bilens.options import token_list
 from bilens.pages.model import report_readings
@@ -32,7 +33,8 @@ def reading(site: Site, name: str, **texts: str):
 
 
 def test_a_page_is_that_of_the_command(site):
-    expected = read_flow(site.model, TEXT, "kite", minus=("rice", "ball"), against=SECOND)
+    question = Question(TEXT, "kite", ("rice", "ball"), SECOND)
+    expected = answer_question(site.model, question)
     assert site.page("flow", ASKED.items()) == render_report([expected])
     for name, words in (("ngrams", {"token": "lily", "layer": "1"}), ("circuit", ASKED)):
         entry = find_analysis(name)

@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch.nn import functional
 
+from bilens.analyses import language
 from bilens.circuits import edit, edit_head_along, edit_heads
 from bilens.convert import open_model, save_model
 from bilens.errors import BilensError
-from bilens.flows import flow, read_flow
+from bilens.flows import flow
 from bilens.flows.nodes import LEAVES
 from bilens.tensor import with_constant
 from bilens.transformer import Pass, ResidualModel
@@ -95,7 +96,7 @@ def test_weights_of_all_paths_add_up_to_the_logit(biased):
 
 
 def test_the_second_run_of_a_command_may_be_several_texts_or_a_mean(view):
-    read = partial(read_flow, view, "t3 t4 t5", DIRECTION)
+    read = partial(language.flow, view, prompt="t3 t4 t5", token="t3", minus="t7,t8")
     several = read(against="t3 t4 t6|t7 t4 t5")
     expected = flow(view, "t3 t4 t5", DIRECTION, against=["t3 t4 t6", "t7 t4 t5"])
     assert several.flow.value == pytest.approx(expected.value)

@@ -21,7 +21,7 @@ from bilens.circuits import (
     search_circuit,
     task_directions,
 )
-from bilens.flows import Node, flow, measure, open_part, read_flow, remove
+from bilens.flows import Node, flow, measure, open_part, remove
 from bilens.flows.question import replaced, second_run
 from bilens.language import TokenDirection
 from bilens.transformer import ResidualModel
@@ -119,7 +119,7 @@ FLOWS = {
     "against: ids holds the number 30, expected": flow_of(against=torch.tensor([4, 5, 30])),
     "against: text=' ' holds no token": flow_of(against=["t4 t5 t7", " "]),
     "replace names 't9', which is not a word of 't4 t5 t6'": flow_of(replace={"t9": "t4"}),
-    "each name the second": lambda view: read_flow(view, "t3", DIRECTION, mean=True, against="t4"),
+    "each name the second": lambda view: language.flow(view, prompt="t3", mean=True, against="t4"),
     "expected one of them": flow_of(replace={"t4": "t9"}, against="t4 t5 t7"),
     "target='probability' needs two runs": flow_of(target="probability"),
     "target='odds', expected": flow_of(target="odds", against="t4 t5 t7"),

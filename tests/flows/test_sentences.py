@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from bilens.analyses import language
 from bilens.circuits import circuit, patch, task_directions
 from bilens.errors import BilensError
-from bilens.flows import Question, flow, read_flow
+from bilens.flows import Question, flow
 from bilens.flows.fitted import token_hints
 from bilens.flows.question import replaced, second_run
 from bilens.flows.reading import answer_question
-from bilens.language import TokenDirection
 from bilens.sections import signed
 from bilens.transformer import ResidualModel
 from tests.models import VOCAB, numbers, random_model, view_of
@@ -42,7 +42,7 @@ def test_without_a_token_it_is_the_likeliest_one():
         return f"t{last_logits(view, text).argsort(descending=True)[rank]}"
 
     def asked(**others):
-        question = read_flow(view, FIRST, ablate=0, **others).question
+        question = language.flow(view, prompt=FIRST, ablate=0, **others).question
         return question.tokens, question.minus
 
     first, rival, other = likeliest(FIRST), likeliest(FIRST, 1), "t5 t6 t7 t8"
@@ -124,7 +124,7 @@ def test_runs_that_are_no_texts_are_not_called_texts():
         ({"mean": True}, "mean embeddings"),
         ({"against": f"{SECOND}|t1 t8 t3 t4"}, several),
     ):
-        reading = read_flow(VIEW, FIRST, TokenDirection("t3", ("t5",)), **options)
+        reading = language.flow(VIEW, prompt=FIRST, token="t3", minus="t5", **options)
         assert second in reading.title
         assert "run" in reading.preference
         assert "text" not in reading.preference
@@ -156,7 +156,7 @@ def test_a_far_less_probable_token_than_with_a_space_has_a_hint(scale, text):
         for token, minus in ((name, (" York",)), (" York", (name,))):
             question = Question(text, token, minus)
             assert token_hints(view, [question]) == hints
-            reading = read_flow(view, text, TokenDirection(token, minus))
+            reading = answer_question(view, question)
             assert reading.notes == reading.record()["notes"] == hints
             assert [value for key, value in reading.facts() if key == "note"] == list(hints)
             assert (hint in reading.sections()[0].text) == (name in far)

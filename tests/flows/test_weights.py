@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+from bilens.analyses import language
 from bilens.errors import NotBilinearError
-from bilens.flows import Node, flow, open_part, read_flow, remove
+from bilens.flows import Node, flow, open_part, remove
 from bilens.language import TokenDirection, attention_pairs
 from bilens.language.heads import output_pairs
 from tests.flows.flows import nodes_of
@@ -151,8 +152,8 @@ def test_without_a_position_the_strongest_is_taken(view):
 
 
 def test_a_command_opens_parts(view):
-    parts = "mlp.1", "head.0.1@2"
-    reading = read_flow(view, "t3 t4 t5", DIRECTION, against="t3 t4 t6", weights=parts)
+    asked = {"prompt": "t3 t4 t5", "token": "t3", "minus": "t7", "against": "t3 t4 t6"}
+    reading = language.flow(view, **asked, weights="mlp.1,head.0.1@2")
     titles = {section.title for section in reading.sections()}
     assert {'mlp.1@2 "t5" in its weights', 'head.0.1@2 "t5" in its weights'} <= titles
     (mlp, head) = reading.record()["weights"]

@@ -60,18 +60,24 @@ def flow(
         ablate: Measure and name this many of the strongest nodes: each is removed from the running
             model, between two texts its change is exchanged, in both directions.
     """
-    from bilens.flows import read_flow
+    from bilens.data.corpus import first_texts
+    from bilens.flows.question import Question, likely_answer, second_run
+    from bilens.flows.reading import answer_question
 
-    return read_flow(
+    if corpus is not None and not mean:
+        raise BilensError("data has no effect without mean, which takes the mean of its texts")
+    texts = [] if corpus is None else list(first_texts(corpus))
+    second, other = second_run(
+        model, prompt, against=against, mean=mean, replace=replace, texts=texts
+    )
+    answer, others = token_list(token), token_list(minus)
+    if not answer:
+        likely = likely_answer(model, prompt, second)
+        answer, others = (likely.token,), others or tuple(likely.minus)
+    return answer_question(
         model,
-        prompt,
-        token_list(token),
-        corpus,
-        minus=token_list(minus),
-        against=against,
-        mean=mean,
-        replace=replace,
-        target=target,
+        Question(prompt, answer, others, second, target=target),
+        other,
         through_patterns=through_patterns,
         weights=token_list(weights),
         shown=shown,

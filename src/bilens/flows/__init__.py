@@ -5,7 +5,7 @@ from bilens.flows.fitted import answered
 from bilens.flows.graph import Flow
 from bilens.flows.nodes import Node
 from bilens.flows.question import Question
-from bilens.flows.reading import FlowReading, read_flow
+from bilens.flows.reading import FlowReading
 from bilens.flows.sources import as_questions, read_pairs
 from bilens.flows.split import adjoints_of, flow
 from bilens.flows.weights import PartWeights, open_part
@@ -23,7 +23,6 @@ __all__ = [
     "flow",
     "measure",
     "open_part",
-    "read_flow",
     "read_pairs",
     "remove",
     "without_output",

@@ -188,7 +188,7 @@ def second_run(
     replace: str = "",
     texts: Sequence[Int[Tensor, " _"]] = (),
 ) -> tuple[Against | None, str]:
-    """Return the second run that options of `read_flow` or of a page name, and its name.
+    """Return the second run that options of `bilens flow` name, and its name.
 
     It is None, without a name, if there are none. `texts` are those whose mean embedding is taken;
     without them it is that of the vocabulary.

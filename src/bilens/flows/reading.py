@@ -10,18 +10,15 @@ from torch import Tensor
 
 from bilens.analysis import Reading
 from bilens.checks import checked
-from bilens.data import Corpus
-from bilens.data.corpus import first_texts
 from bilens.errors import BilensError
 from bilens.flows.ablation import Ablation, measurable, name_by_measurement, without_parts
 from bilens.flows.fitted import Score, token_hints
 from bilens.flows.graph import DRAWN, Flow
 from bilens.flows.nodes import LEAVES, Node, node_columns, strongest_first
-from bilens.flows.question import Question, Tokens, is_text, likely_answer, second_run
+from bilens.flows.question import Question, is_text
 from bilens.flows.split import flows
 from bilens.flows.weights import PartWeights, open_part
-from bilens.language.names import TokenDirection, names_of, quoted, shown_tokens, token_names
-from bilens.options import Target
+from bilens.language.names import quoted, shown_tokens, token_names
 from bilens.sections import Columns, Fact, Percent, signed
 from bilens.settings import Between, Count
 from bilens.transformer import ResidualModel
@@ -324,77 +321,23 @@ class FlowReading(Reading):
 
 
 @checked
-def read_flow(  # noqa: PLR0913  options of the command, of which Question holds the first
-    model: ResidualModel,
-    prompt: str,
-    token: Tokens | TokenDirection = (),
-    corpus: Corpus | None = None,
-    *,
-    minus: Tokens = (),
-    against: str | None = None,
-    mean: bool = False,
-    replace: str = "",
-    target: Target = "logit",
-    through_patterns: bool = False,
-    weights: tuple[str, ...] = (),
-    shown: Count = 200,
-    ablate: Annotated[int, Between(0)] = DRAWN,
-) -> FlowReading:
-    """Split a logit on a text, or its change between two, exactly over the parts of a model.
-
-    With a second text nothing is frozen.
-
-    Args:
-        model: Any, with its tokenizer.
-        prompt: The text; the logit that is split is of the token after it.
-        token: The answer that is predicted; or several tokens, whose mean is taken. Without one it
-            is the likeliest token, and `minus` its rival; see `likely_answer`.
-        minus: Tokens whose mean is subtracted.
-        corpus: Texts whose mean embedding `mean` takes.
-        against: A second text of as many tokens; the change of the logit between both is split. Of
-            several, separated by |, the mean embedding is taken.
-        mean: The second run has the mean embedding at each position, of the texts or else of the
-            vocabulary.
-        replace: Words of the prompt and their replacements in a second text, as keys=key,was=is.
-        target: The logit, or between two texts the log-probability or the probability.
-        through_patterns: Split patterns of bilinear and squared attention too.
-        weights: Addresses of parts to open to their weights, such as mlp.0@2: eigenvectors of an
-            MLP, pairs of tokens of a head.
-        shown: Number of the strongest nodes that pages and JSON have.
-        ablate: Measure and name this many of the strongest nodes: each is removed from the running
-            model, between two texts its change is exchanged, in both directions.
-
-    Raises:
-        BilensError: the model has no tokenizer, a text is empty, a token is unknown, or there are
-            texts whose mean is not taken.
-    """
-    if corpus is not None and not mean:
-        raise BilensError("data has no effect without mean, which takes the mean of its texts")
-    texts = [] if corpus is None else list(first_texts(corpus))
-    second, other = second_run(
-        model, prompt, against=against, mean=mean, replace=replace, texts=texts
-    )
-    if not isinstance(token, TokenDirection | int) and not token:
-        likely = likely_answer(model, prompt, second)
-        token, minus = likely.token, minus if names_of(minus) else likely.minus
-    question = Question(prompt, token, minus, second, target=target)
-    reading = answer_question(
-        model, question, other, through_patterns=through_patterns, shown=shown, ablate=ablate
-    )
-    opened = tuple(open_part(model, reading.flow, part) for part in weights)
-    return dataclasses.replace(reading, opened=opened)
-
-
 def answer_question(
     model: ResidualModel,
     question: Question,
     other: str = "",
     *,
     through_patterns: bool = False,
-    shown: int = 200,
-    ablate: int = DRAWN,
+    weights: Sequence[str] = (),
+    shown: Count = 200,
+    ablate: Annotated[int, Between(0)] = DRAWN,
 ) -> FlowReading:
-    """Return the answer to a question; `other` names its second run, see `read_flow`."""
+    """Return the answer to a question, for pages; the options are those of `bilens flow`.
+
+    `other` names the second run, and `weights` are addresses of parts to open to their weights.
+
+    Raises:
+        BilensError: the question is of a direction, about which there is no page.
+    """
     if question.vector is not None:
         raise BilensError("vector is given, expected a token, about which a page is; flow takes it")
     (through,) = flows(model, [question], through_patterns=through_patterns)
@@ -417,6 +360,7 @@ def answer_question(
         preferred=_preferred(model, through),
         notes=token_hints(model, [question]),
         other=other or (question.against if isinstance(question.against, str) else ""),
+        opened=tuple(open_part(model, through, part) for part in weights),
     )
     through.origin.release()
     return reading

@@ -15,7 +15,8 @@ from bilens.data import Corpus
 from bilens.data.corpus import first_texts
 from bilens.data.texts import write_out
 from bilens.errors import BilensError, NotBilinearError
-from bilens.flows.reading import FlowReading, read_flow
+from bilens.flows.question import Question
+from bilens.flows.reading import FlowReading, answer_question
 from bilens.language.names import TokenDirection, in_words, token_names
 from bilens.language.outputs import model_facts
 from bilens.sections import Columns, Fact
@@ -121,11 +122,11 @@ def read_summary(
             "next token": [in_words(name) for name in names],
             "probability": probabilities,
         },
-        flow=read_flow(
+        flow=answer_question(
             model,
-            prompt,
-            direction or TokenDirection.of(model, best[0], best[1:2]),
-            against=against or None,
+            Question(
+                prompt, direction or TokenDirection.of(model, best[0], best[1:2]), against=against
+            ),
             shown=80,
             ablate=8,
         ),
