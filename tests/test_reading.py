@@ -1,7 +1,7 @@
 """Results show themselves: in a line, as an escaped table, as a figure."""
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import pandas as pd
@@ -15,8 +15,9 @@ from bilens.flows import flow
 from bilens.images import read_bonds, read_classifier, read_deep
 from bilens.language import TokenDirection, read_language, read_ngrams
 from bilens.nn import ClassifierConfig, ImageClassifier
-from bilens.sections import Percent, Table, fact_text, plain, shown, signed
+from bilens.sections import Percent, Table, fact_text, plain, signed
 from bilens.tensor import BilinearTensor, QuadraticForm, Spectrum, bonds, decompile
+from bilens.transformer.changes import Part
 from tests.models import digits, grammar_view, random_text, small_corpus
 
 
@@ -76,24 +77,24 @@ def results(view):
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("spectrum", "Spectrum(64 eigenpairs, 64 inputs, top eigenvalue "),
-        ("spectra", "Spectrum(10 forms, 3 eigenpairs, 64 inputs, mean top eigenvalue "),
-        ("svd", "TensorSVD(10 components, 10 outputs, 64 inputs, top singular value "),
-        ("tensor", "BilinearTensor(10 outputs, 64 inputs, 12 hidden units, float32)"),
-        ("bonds", "Bonds(12 + 12 directions, norm "),
+        ("spectrum", "Spectrum(eigenpairs 64, inputs 64, top eigenvalue "),
+        ("spectra", "Spectrum(forms 10, eigenpairs 3, inputs 64, mean top eigenvalue "),
+        ("svd", "TensorSVD(components 10, outputs 10, inputs 64, top singular value "),
+        ("tensor", "BilinearTensor(outputs 10, inputs 64, hidden units 12, float32)"),
+        ("bonds", "Bonds(directions 12 + 12, norm "),
         ("images", "ImageData(digits, "),
         ("flow", "Flow("),
         ("ngrams", "NGramReading(token t3 minus t7, layer 0, "),
-        ("form", "QuadraticForm(64 inputs, 12 hidden units, float32)"),
-        ("forms", "QuadraticForm(3 forms, 64 inputs, 12 hidden units, float32)"),
-        ("leaves", "Paths(12 paths, 2 layers, 64 inputs, top effective eigenvalue "),
-        ("heads", "FactoredMatrix(4 matrices, 16 rows, 16 columns, rank at most 4, float64)"),
+        ("form", "QuadraticForm(inputs 64, hidden units 12, float32)"),
+        ("forms", "QuadraticForm(forms 3, inputs 64, hidden units 12, float32)"),
+        ("leaves", "Paths(paths 12, layers 2, inputs 64, top effective eigenvalue "),
+        ("heads", "FactoredMatrix(matrices 4, rows 16, columns 16, rank at most 4, float64)"),
         ("read", "ClassifierReading(data digits, test accuracy "),
         ("deep", "DeepReading(data digits, test accuracy "),
         ("few", "BondReading(data digits, test accuracy "),
         ("language", "LanguageReading(layer 0, outputs lily minus tom)"),
-        ("direction", "DirectionReading(token lily minus tom, layer 0, 16 eigenpairs, 16 inputs, "),
-        ("attention", "AttentionReading(layer 0, 4 heads)"),
+        ("direction", "DirectionReading(token lily minus tom, layer 0, eigenpairs 16, inputs 16, "),
+        ("attention", "AttentionReading(layer 0, heads 4)"),
     ],
 )
 def test_a_result_shows_itself(results, name, text):
@@ -121,7 +122,7 @@ def test_everything_is_derived_from_facts_and_columns():
             return {"head": ['" <s>"', "0.1"], "score": [12.345, -0.5], "n": [1000, 2]}
 
     scores = Scores()
-    assert repr(scores) == "Scores(2 heads, accuracy 50.00%, model <b>)"
+    assert repr(scores) == "Scores(heads 2, accuracy 50.00%, model <b>)"
     rows = [{"head": '" <s>"', "score": 12.345, "n": 1000}, {"head": "0.1", "score": -0.5, "n": 2}]
     record = {"heads": 2, "accuracy": 0.5, "model": "<b>", "Scores": rows}
     assert json.loads(json.dumps(scores.record())) == record
@@ -174,7 +175,7 @@ def test_what_is_not_finite_or_zero_is_shown_too():
     zero, single = torch.zeros(2), torch.eye(2)
     assert "effective rank 0" in repr(Spectrum(zero, single, zero))
     assert Spectrum(zero, single, zero).frame()["share"].tolist() == [0, 0]
-    assert repr(Spectrum(zero / 0, single, zero)) == "Spectrum(2 eigenpairs, 2 inputs)"
+    assert repr(Spectrum(zero / 0, single, zero)) == "Spectrum(eigenpairs 2, inputs 2)"
 
 
 def test_names_are_escaped():
@@ -212,29 +213,25 @@ def test_outputs_have_names(results):
 
 
 @pytest.mark.parametrize(
-    ("plural", "singular"),
+    ("name", "value", "text"),
     [
-        *(("classes", "class"), ("biases", "bias"), ("matrices", "matrix"), ("axes", "axis")),
-        *(("entries", "entry"), ("boxes", "box"), ("branches", "branch"), ("cases", "case")),
-        *(("MLPs", "MLP"), ("shared features", "shared feature"), ("heads", "head")),
-        ("texts of two tokens", "text of two tokens"),
-        ("groups, by their sizes", "group, by their sizes"),
+        *(("heads", 1, "heads 1"), ("pixels", "28x28", "pixels 28x28"), ("", "float32", "float32")),
+        *(("loss", 4.0, "loss 4"), ("texts", 1200, "texts 1,200")),
+        ("accuracy", Percent(1), "accuracy 100.00%"),
     ],
 )
-def test_one_of_several_is_in_the_singular(plural, singular):
-    for value, expected in ((1, singular), ("1", singular), (0, plural), (1200, plural)):
-        assert fact_text(plural, value) == f"{shown(value)} {expected}"
+def test_a_fact_is_a_name_and_its_value(name, value, text):
+    assert fact_text(name, value) == text
 
 
-MEASURED = ["loss", "bias", "basis", "radius", "error of the logits", "loss on 7 tokens, nats"]
+@dataclass(frozen=True)
+class Address:
+    part: Part
+    weights: torch.Tensor
+    model: object = field(default=None, repr=False)
 
 
-@pytest.mark.parametrize("name", [*MEASURED, "gas", "layer"])
-@pytest.mark.parametrize("value", [0, 1, 1.0, 4, 4.0, "1", Percent(1)])
-def test_what_is_measured_is_never_counted(name, value):
-    assert fact_text(name, value) == f"{name} {shown(value)}"
-
-
-def test_a_measured_number_is_no_count_even_if_it_is_whole():
-    assert [fact_text("heads", value) for value in (1.0, 4.0)] == ["heads 1", "heads 4"]
-    assert fact_text("pixels", "28x28") == "28x28 pixels"
+def test_a_record_is_the_fields_of_a_dataclass_by_their_names():
+    addresses = {0: (Address(Part("mlp", 1, position=3), torch.eye(2)),)}
+    expected = {"part": "mlp.1@3", "weights": [[1, 0], [0, 1]]}
+    assert plain(addresses) == {"0": [expected]}

@@ -12,8 +12,7 @@ import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from bilens.analysis import Reading
-from bilens.lazy_imports import lazy_import, lazy_names
+from bilens.lazy_imports import lazy_names
 from bilens.version import __version__
 
 if TYPE_CHECKING:
@@ -63,9 +62,6 @@ __all__ = [
     "register_family",
     "task_directions",
 ]
-
-# Pages import the readings that they show, and no reading imports a page.
-Reading.shown_by = lazy_import("bilens.pages.layout")
 
 if "transformers" in sys.modules:
     # From here on its Auto classes open bilens's models. Imported by bilens first, it would take

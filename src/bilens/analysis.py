@@ -18,6 +18,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_type_hints
 
@@ -71,15 +72,15 @@ class Reading:
         formats: Formats of columns of its tables; see `Table`.
         explanation: A paragraph for pages: the meaning of the numbers.
         is_picture: A notebook shows its picture, and not its table.
-        shown_by: `bilens.pages.layout`, which finds what is shown by the type. The package sets it,
-            so that what computes a reading imports nothing that draws.
+        has_plain_fields: Its record is its fields by their names; without, it is the facts and
+            tables, since fields are models, data and large arrays.
     """
 
     axes: ClassVar[dict[str, str]] = {}
     formats: ClassVar[dict[str, str]] = {}
     explanation: ClassVar[str] = ""
     is_picture: ClassVar[bool] = False
-    shown_by: ClassVar[Any]
+    has_plain_fields: ClassVar[bool] = False
 
     @property
     def title(self) -> str:
@@ -136,14 +137,18 @@ class Reading:
 
     @property
     def _pages(self) -> Any:
-        self.shown_by.import_page(self)
-        return self.shown_by
+        # The one import upwards, made when something is shown and never before: the last line of a
+        # notebook's cell shows a reading whether its user has imported pages or not, and what
+        # computes readings draws nothing.
+        pages = import_module("bilens.pages.layout")
+        pages.import_page(self)
+        return pages
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(fact_text(*fact) for fact in self.facts())})"
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
-        shown: dict[str, Any] = self.shown_by.notebook_view(self)
+        shown: dict[str, Any] = self._pages.show(self)
         return shown
 
 

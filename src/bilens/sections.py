@@ -1,9 +1,8 @@
 """Content of readings: facts, tables, figures and texts, in the sections of a page."""
 
 import math
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cached_property
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Union
@@ -255,9 +254,12 @@ def figures_by_name(parts: Iterable[Panel]) -> "dict[str, Figure]":
 
 
 def plain(value: Any) -> Any:
-    """Return a value as JSON has it: frames and tensors as lists, unknown objects as text.
+    """Return a value as JSON has it.
 
-    A number that is not finite becomes null, for JSON has no other name of it.
+    A dataclass becomes its fields by their names, without those of `field(repr=False)`, which are
+    models, data and large arrays. Frames and tensors become lists, and what writes itself, such as
+    an address of a part, its text. A number that is not finite becomes null, for JSON has no other
+    name of it.
     """
     if isinstance(value, Integral) and not isinstance(value, bool):
         value = int(value)
@@ -265,11 +267,14 @@ def plain(value: Any) -> Any:
         value = float(value) if math.isfinite(value) else None
     elif isinstance(value, Mapping):
         value = {str(name): plain(content) for name, content in value.items()}
+    elif is_dataclass(value):
+        shown_fields = [field.name for field in fields(value) if field.repr]
+        value = {name: plain(getattr(value, name)) for name in shown_fields}
     elif hasattr(value, "to_dict"):
         value = [plain(row) for row in value.to_dict("records")]
     elif hasattr(value, "tolist"):
         value = plain(value.tolist())
-    elif isinstance(value, list | tuple):
+    elif isinstance(value, list | tuple) and type(value).__str__ is object.__str__:
         value = [plain(item) for item in value]
     elif not isinstance(value, str | bool | None):
         value = str(value)
@@ -277,40 +282,5 @@ def plain(value: Any) -> Any:
 
 
 def fact_text(name: str, value: str | float) -> str:
-    """Return a fact as a phrase, such as "10 heads", "1 head" or "top eigenvalue 2.5"."""
-    text = shown(value)
-    # Counted things come after their number, as in "10 heads". Other numbers are measured.
-    is_count = isinstance(value, Integral) or (isinstance(value, str) and _COUNT.fullmatch(value))
-    noun, rest = _HEAD.fullmatch(name).groups()  # type: ignore[union-attr]
-    one = _singular(noun)
-    if not is_count or isinstance(value, bool) or one == noun:
-        return f"{name} {text}".strip()
-    return f"{text} {one if text == '1' else noun}{rest}"
-
-
-_COUNT = re.compile(r"\d[\d,x+ ]*")
-_HEAD = re.compile(
-    r"(.*?)((?:,| (?:after|at|between|by|for|from|in|of|on|per|that|to|with)\b).*|)", re.DOTALL
-)
-"""The words up to the noun that is counted, as in "groups of classes", and those after it."""
-_NO_PLURALS = ("ss", "us", "is", "bias", "lens", "canvas", "gas", "atlas", "series", "species")
-_IRREGULAR = {
-    **{"analyses": "analysis", "axes": "axis", "bases": "basis", "biases": "bias"},
-    **{"indices": "index", "lenses": "lens", "matrices": "matrix", "vertices": "vertex"},
-}
-
-
-def _singular(noun: str) -> str:
-    """Return a plural noun, or the last one of several words, in the singular."""
-    *words, last = noun.split(" ")
-    if last.endswith(_NO_PLURALS):
-        return noun
-    if last in _IRREGULAR:
-        last = _IRREGULAR[last]
-    elif re.search("[^aeiou]ies$", last):
-        last = last[:-3] + "y"
-    elif last.endswith(("sses", "xes", "ches", "shes")):
-        last = last[:-2]
-    else:
-        last = last.removesuffix("s")
-    return " ".join([*words, last])
+    """Return a fact as a phrase, such as "heads 10" or "top eigenvalue 2.5"."""
+    return f"{name} {shown(value)}".strip()

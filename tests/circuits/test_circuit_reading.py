@@ -284,7 +284,7 @@ def test_a_page_has_every_answer_and_the_questions_that_found_it(view, many):
     assert first.title == "Which few parts answer one and two?"
     for circuit_, line in zip(reading.circuits, first.text.splitlines(), strict=True):
         assert line == f"{circuit_.task}: {reading.answer(circuit_)}"
-    assert reading.plot().data[0].texttemplate == "%{z:.2f}"
+    assert len(reading.plot().axes[0].texts) > 1
 
 
 def test_the_picture_measures_the_parts_of_the_circuit(view, many):

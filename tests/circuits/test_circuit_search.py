@@ -196,7 +196,7 @@ def test_several_tasks_have_a_matrix(view, templates):
         for x in row
     ]
     assert set(reading.frame()["task"]) == {"one", "two"}
-    assert reading.plot().data[0].type == "heatmap"
+    assert reading.plot().axes[0].images
     assert "restore" in dict(reading.facts())["one"]
 
 

@@ -103,7 +103,7 @@ def test_the_second_run_of_a_command_may_be_several_texts_or_a_mean(view):
     expected = flow(view, "t3 t4 t5", DIRECTION, against=view.W_E.mean(0))
     mean = read(mean=True)
     assert mean.flow.value == pytest.approx(expected.value)
-    assert mean.record()["against"] == "mean embeddings"
+    assert mean.record()["other"] == "mean embeddings"
 
 
 def test_a_picture_has_twenty_nodes_with_labels_and_its_share(split_flow):

@@ -349,7 +349,7 @@ def test_circuits_hold_on_texts_of_unlike_length(view):
     assert reading.graph is None
     assert reading.circuits[0].questions[2] > 0
     assert [section.title for section in reading.sections()]
-    assert reading.plot().data
+    assert reading.plot().axes
     for consumer in (
         lambda: circuit(view, with_answers[:1]),
         lambda: task_directions(view, with_answers),

@@ -70,7 +70,7 @@ def test_what_the_model_prefers_is_said(token, minus):
     assert reading.answer.startswith(sentence)
     assert reading.sections()[0].text.startswith(sentence)
     assert reading.facts()[0] == ("", sentence[:-1])
-    assert reading.record()["preferred"] == (better, there)
+    assert reading.record()["preferred"] == [better, there]
     # What is left of a change is called a change.
     assert reading.left == pytest.approx(a - b + reading.together, abs=1e-5 * abs(a - b))
     left = signed(reading.left)
@@ -157,7 +157,7 @@ def test_a_far_less_probable_token_than_with_a_space_has_a_hint(scale, text):
             question = Question(text, token, minus)
             assert token_hints(view, [question]) == hints
             reading = answer_question(view, question)
-            assert reading.notes == reading.record()["notes"] == hints
+            assert reading.notes == tuple(reading.record()["notes"]) == hints
             assert [value for key, value in reading.facts() if key == "note"] == list(hints)
             assert (hint in reading.sections()[0].text) == (name in far)
         assert token_hints(view, [Question(text, f" {name}", ("?",))]) == ()

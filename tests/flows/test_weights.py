@@ -156,9 +156,9 @@ def test_a_command_opens_parts(view):
     reading = language.flow(view, **asked, weights="mlp.1,head.0.1@2")
     titles = {section.title for section in reading.sections()}
     assert {'mlp.1@2 "t5" in its weights', 'head.0.1@2 "t5" in its weights'} <= titles
-    (mlp, head) = reading.record()["weights"]
-    assert mlp["share of the strongest eigenvectors"] == reading.opened[0].share
-    assert len(head["QK of head.0.1"]) == 10
+    (mlp, head) = reading.record()["opened"]
+    assert mlp["share"] == reading.opened[0].share
+    assert {len(cells) for cells in head["weights"]["QK of head.0.1"].values()} == {10}
 
 
 CLOSED = {

@@ -13,7 +13,7 @@ from bilens.flows.question import Question
 from bilens.flows.reading import FlowReading, flow_page
 from bilens.language.names import token_text
 from bilens.pages import save_figure, write_report
-from bilens.pages.flow import ablation_figure, node_table, start_table
+from bilens.pages.flows import ablation_figure, node_table, start_table
 from bilens.transformer.changes import Part
 from tests.explore.browser import DRAWN, visiting
 from tests.models import random_text, view_of

@@ -3,7 +3,7 @@
 import dataclasses
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
 from torch import Tensor
@@ -171,7 +171,7 @@ class FlowReading(Reading):
         opened: Parts that are opened to what their weights say.
     """
 
-    flow: Flow
+    flow: Flow = field(repr=False)
     question: Question
     page: FlowPage
     probability: float
@@ -182,6 +182,7 @@ class FlowReading(Reading):
     other: str = ""
     opened: tuple[PartWeights, ...] = ()
 
+    has_plain_fields: ClassVar[bool] = True
     axes: ClassVar[dict[str, str]] = Flow.axes
     is_picture: ClassVar[bool] = True
     formats: ClassVar[dict[str, str]] = dict.fromkeys(("flow", "measured effect"), "+#.3g")

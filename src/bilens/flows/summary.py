@@ -53,6 +53,7 @@ class LanguageSummary(Reading):
     next_tokens: Columns  # most likely next tokens of the prompt, with their probabilities
     flow: FlowReading  # flow of the prompt's logit, with its strongest nodes removed
 
+    has_plain_fields: ClassVar[bool] = True
     formats: ClassVar[dict[str, str]] = {"probability": ".1%"}
 
     @property

@@ -1,7 +1,7 @@
 """The few directions between the layers of a deep classifier, and the effect of each of them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -64,19 +64,20 @@ class BondReading(Reading):
         by_products: (number of products, test accuracy) in the basis of that cut.
     """
 
-    model: TensorChain
-    data: ImageData
+    model: TensorChain = field(repr=False)
+    data: ImageData = field(repr=False)
     metric: Metric
     drop: float
     ranks: dict[BondKind, tuple[int, ...]]
     kind: BondKind
-    bonds: Bonds
+    bonds: Bonds = field(repr=False)
     accuracy: float
     by_rank: tuple[tuple[int, float, float], ...]
-    cut_reading: CutReading
+    cut_reading: CutReading = field(repr=False)
     held_out: HeldOut
     by_products: tuple[tuple[int, float], ...]
 
+    has_plain_fields: ClassVar[bool] = True
     axes: ClassVar[dict[str, str]] = Bonds.axes
     title: ClassVar[str] = "How few directions does the model need?"
 

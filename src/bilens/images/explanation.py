@@ -1,7 +1,7 @@
 """Logits of one input split by eigenvectors, and features that several classes share."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
@@ -166,7 +166,7 @@ class LogitExplanation:
     numbers: tuple[int, ...]
     activations: Float[Tensor, " k"]  # the contribution of each to the logit
     # The eigenvectors, each with a positive overlap with the input.
-    vectors: Float[Tensor, "k n_in"]
+    vectors: Float[Tensor, "k n_in"] = field(repr=False)
     remainder: float  # sum of the activations of all other eigenvectors
 
 
@@ -182,12 +182,13 @@ class Explanation(Reading):
         class_names: their names.
     """
 
-    x: Float[Tensor, " n_in"]
+    x: Float[Tensor, " n_in"] = field(repr=False)
     logits: Float[Tensor, " classes"]
     parts: tuple[LogitExplanation, ...]
     shape: tuple[int, int] | None = None
     class_names: Sequence[str] = ()
 
+    has_plain_fields: ClassVar[bool] = True
     title: ClassVar[str] = "The eigenvectors that make the highest logits"
 
     axes: ClassVar[dict[str, str]] = {"x": "term", "y": "activation", "color": "class"}

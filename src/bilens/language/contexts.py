@@ -249,6 +249,7 @@ class Continuation(Reading):
 
     text: str
 
+    has_plain_fields: ClassVar[bool] = True
     title: ClassVar[str] = "Continuation"
 
     def facts(self) -> list[Fact]:

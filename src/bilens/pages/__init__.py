@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from bilens.pages.classifier import eigenvector_figure, truncation_figure
     from bilens.pages.cuts import network_figure
     from bilens.pages.explanation import explanation_figure, shared_figure
-    from bilens.pages.flow import ablation_figure
-    from bilens.pages.layout import plot_of, record_of, sections_of
+    from bilens.pages.flows import ablation_figure
+    from bilens.pages.layout import plot_of, record_of, sections_of, show
     from bilens.pages.page import report, write_page, write_report
 else:  # Pages of language models import transformers, which takes seconds.
     __getattr__, __dir__ = lazy_names(__name__)
@@ -35,6 +35,7 @@ __all__ = [
     "save_figures",
     "sections_of",
     "shared_figure",
+    "show",
     "spectrum_figure",
     "styled",
     "tree_figure",

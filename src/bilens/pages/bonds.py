@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 from bilens.checks import checked
 from bilens.errors import BilensError
@@ -11,7 +10,7 @@ from bilens.figures.sheet import GREY, Figure, add_legend, new_figure, styled
 from bilens.images.bonds import BondReading, as_sum
 from bilens.pages.classifier import accuracy_table
 from bilens.pages.cuts import directions_figure, matrices_figure, network_figure
-from bilens.pages.layout import facts_and_tables, record_of, sections_of
+from bilens.pages.layout import sections_of
 from bilens.sections import Picture, Section
 
 
@@ -132,15 +131,3 @@ def kept_directions_figure(
         place = {"xytext": (28, -26), "textcoords": "offset points", "arrowprops": arrow}
         figure.axes[0].annotate(f"{mark}: {kept:.1%}", (mark, 100 * kept), **place)
     return figure
-
-
-@record_of.register
-def bond_record(reading: BondReading) -> dict[str, Any]:
-    """Return its numbers for JSON: the directions of each bond and the interval as lists."""
-    lists = {"directions": reading.cut.ranks, "95 % interval": reading.held_out.interval}
-    record = facts_and_tables(reading) | {name: list(numbers) for name, numbers in lists.items()}
-    tables = [rows for rows in record.values() if rows and isinstance(rows, list)]
-    for row in (row for rows in tables for row in rows if isinstance(row, dict)):
-        if row.get("directions at each bond") == as_sum(reading.cut.ranks):
-            row["directions at each bond"] = list(reading.cut.ranks)
-    return record

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -12,7 +11,7 @@ from bilens.figures.canvas import Canvas
 from bilens.figures.sheet import BLUE, GREY, RED, Figure
 from bilens.images.chain import predict
 from bilens.images.explanation import Explanation, SharedFeature, SharedFeatures, explain
-from bilens.pages.layout import facts_and_tables, plot_of, record_of, table_plot
+from bilens.pages.layout import plot_of, table_plot
 from bilens.sections import Picture, Section, signed
 from bilens.tensor import Spectrum, TensorChain
 
@@ -159,13 +158,3 @@ def _telling_examples(model: TensorChain, data: ImageData) -> dict[str, int]:
     if (~right).any():
         examples["mistaken"] = int(torch.where(right, -torch.inf, margin).argmax())
     return examples
-
-
-@record_of.register
-def explanation_record(reading: Explanation) -> dict[str, Any]:
-    """Return its numbers for JSON; classes and eigenvectors have theirs."""
-    record = facts_and_tables(reading)
-    for row in record[reading.title]:
-        row["class"] = int(row["class"])
-        row["term"] = int(row["term"]) if row["term"].isdigit() else row["term"]
-    return record

@@ -1,56 +1,15 @@
-"""The pages of a language model: its summary, n-grams, heads, eigenvectors and texts."""
+"""The pages of a language model: its n-grams, heads, eigenvectors and texts."""
 
 from functools import partial
-from math import log
-from typing import Any
 
 from bilens.figures.plots import spectrum_figure
-from bilens.figures.sheet import Figure
-from bilens.flows.summary import LanguageSummary
 from bilens.language.contexts import Continuation
 from bilens.language.heads import AttentionReading
 from bilens.language.names import in_words
 from bilens.language.ngrams import NGramReading, words_of
 from bilens.language.outputs import DirectionReading, LanguageReading
-from bilens.pages.layout import facts_and_tables, plot_of, record_of, sections_of
+from bilens.pages.layout import sections_of
 from bilens.sections import Columns, Picture, Section, Table
-
-
-@sections_of.register
-def summary_sections(reading: LanguageSummary) -> list[Section]:
-    """Return the flow, with the loss and the likeliest tokens beside how well it holds."""
-    graph, *others = reading.flow.sections()
-    measured = [section for section in others if not section.folded]
-    folded = [section for section in others if section.folded]
-    chance, text = _loss_in_words(reading)
-    pictures = [part for section in measured for part in section.parts]
-    text = " ".join([text, *(section.text for section in measured)])
-    table = Table(reading.next_tokens, "", reading.formats)
-    return [
-        Section(reading.title, chance + graph.text, graph.rows),
-        Section("How well it holds", text, [[*pictures, table]]),
-        *folded,
-    ]
-
-
-@plot_of.register
-def summary_plot(reading: LanguageSummary, **options: Any) -> Figure:
-    """Draw the graph of its flow; see `graph_plot`."""
-    return reading.flow.plot(**options)
-
-
-def _loss_in_words(reading: LanguageSummary) -> tuple[str, str]:
-    """Return a warning about a model at chance, or nothing, and the loss."""
-    loss, even = reading.text_loss, log(reading.vocab_size)
-    if loss is None:
-        return "", "The loss was not measured, since no texts were named (--data FILE.txt)."
-    at_chance = loss.loss > even - 2 * loss.error
-    return (
-        "The model is no better than guessing evenly among all tokens. " * at_chance,
-        f"On the beginnings of {loss.n_texts} held-out texts ({loss.n_tokens:,} tokens) the "
-        f"loss is {loss.loss:.2f} ± {loss.error:.2f} nats a token (standard error over texts); "
-        f"guessing evenly has {even:.2f}.",
-    )
 
 
 @sections_of.register
@@ -156,15 +115,3 @@ def ngram_table(table: Columns, caption: str) -> Table:
     named = {"virtual": "earlier token", "direct": "present token"}
     words = {named.get(name, name): cells for name, cells in words_of(table).items()}
     return Table({**words, "logits": table["value"]}, caption, {"logits": "z.2f"})
-
-
-@record_of.register
-def continuation_record(reading: Continuation) -> dict[str, Any]:
-    """Return the text for JSON."""
-    return {"text": reading.text}
-
-
-@record_of.register
-def summary_record(reading: LanguageSummary) -> dict[str, Any]:
-    """Return the numbers for JSON, with the graph of the flow."""
-    return {**facts_and_tables(reading), "flow": reading.flow.record()}

@@ -10,39 +10,23 @@ from dataclasses import asdict
 from functools import singledispatch
 from html import escape
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 from bilens.analysis import Reading
 from bilens.figures.sheet import SERIES, Figure, add_legend, new_figure, styled
 from bilens.sections import Panel, Picture, Section, Table, captioned, distinct, plain
 
-PAGES = {
-    "bilens.data.images": "images",
-    "bilens.images.bonds": "bonds",
-    "bilens.images.certify": "certify",
-    "bilens.images.classifier": "classifier",
-    "bilens.images.deep": "deep",
-    "bilens.images.explanation": "explanation",
-    "bilens.circuits.reading": "circuit",
-    "bilens.flows.graph": "graph",
-    "bilens.flows.reading": "flow",
-    "bilens.flows.weights": "flow",
-    "bilens.language.contexts": "language",
-    "bilens.language.heads": "language",
-    "bilens.language.ngrams": "language",
-    "bilens.language.outputs": "language",
-    "bilens.flows.summary": "language",
-}
-"""Modules of this room by those of the readings that they show."""
-
 
 def import_page(reading: Reading) -> None:
-    """Import the module that registers how a reading of bilens is shown, if there is one.
+    """Import the module that shows the readings of a room of bilens: it has the room's name.
 
     Those of language models take seconds, which readings of images do without.
     """
-    if name := PAGES.get(type(reading).__module__):
-        import_module(f"bilens.pages.{name}")
+    package, _, module = type(reading).__module__.partition(".")
+    name = f"bilens.pages.{module.partition('.')[0]}"
+    if package == "bilens" and find_spec(name):
+        import_module(name)
 
 
 @singledispatch
@@ -99,8 +83,8 @@ def table_plot(reading: Reading) -> Figure:
 
 @singledispatch
 def record_of(reading: Reading) -> dict[str, Any]:
-    """Return the numbers of a reading for JSON; by default its facts, tables and texts."""
-    return facts_and_tables(reading)
+    """Return the numbers of a reading for JSON: its plain fields, or its facts and tables."""
+    return plain(reading) if reading.has_plain_fields else facts_and_tables(reading)
 
 
 def facts_and_tables(reading: Reading) -> dict[str, Any]:
@@ -116,7 +100,7 @@ def facts_and_tables(reading: Reading) -> dict[str, Any]:
     return dict(zip(names, (value for _, value in entries), strict=True))
 
 
-def notebook_view(reading: Reading) -> dict[str, Any]:
+def show(reading: Reading) -> dict[str, Any]:
     """Return what a notebook shows of a reading: its line and its picture or first rows."""
     line, shown = f"<p><code>{escape(repr(reading))}</code></p>", ""
     if reading.is_picture:

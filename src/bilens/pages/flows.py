@@ -1,7 +1,8 @@
-"""The page of a flow: the answer with its graph, how well it holds, and its nodes."""
+"""The pages of flows and of a model's summary: the answer, how well it holds, and the nodes."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from math import log
 from typing import Any
 
 import pandas as pd
@@ -15,9 +16,10 @@ from bilens.flows.ablation import Ablation
 from bilens.flows.graph import Flow
 from bilens.flows.nodes import node_columns, strongest_first
 from bilens.flows.reading import FlowPage, FlowReading
+from bilens.flows.summary import LanguageSummary
 from bilens.flows.weights import PartWeights
 from bilens.pages.graph import WIDE
-from bilens.pages.layout import plot_of, record_of, sections_of
+from bilens.pages.layout import plot_of, sections_of
 from bilens.sections import FlowDrawing, Picture, Section, Table, signed
 
 
@@ -171,18 +173,44 @@ def _label_sides(changes: Float[Tensor, "n 2"]) -> dict[int, str]:
 
 
 @sections_of.register
+def summary_sections(reading: LanguageSummary) -> list[Section]:
+    """Return the flow, with the loss and the likeliest tokens beside how well it holds."""
+    graph, *others = reading.flow.sections()
+    measured = [section for section in others if not section.folded]
+    folded = [section for section in others if section.folded]
+    chance, text = _loss_in_words(reading)
+    pictures = [part for section in measured for part in section.parts]
+    text = " ".join([text, *(section.text for section in measured)])
+    table = Table(reading.next_tokens, "", reading.formats)
+    return [
+        Section(reading.title, chance + graph.text, graph.rows),
+        Section("How well it holds", text, [[*pictures, table]]),
+        *folded,
+    ]
+
+
+@plot_of.register
+def summary_plot(reading: LanguageSummary, **options: Any) -> Figure:
+    """Draw the graph of its flow; see `graph_plot`."""
+    return reading.flow.plot(**options)
+
+
+def _loss_in_words(reading: LanguageSummary) -> tuple[str, str]:
+    """Return a warning about a model at chance, or nothing, and the loss."""
+    loss, even = reading.text_loss, log(reading.vocab_size)
+    if loss is None:
+        return "", "The loss was not measured, since no texts were named (--data FILE.txt)."
+    at_chance = loss.loss > even - 2 * loss.error
+    return (
+        "The model is no better than guessing evenly among all tokens. " * at_chance,
+        f"On the beginnings of {loss.n_texts} held-out texts ({loss.n_tokens:,} tokens) the "
+        f"loss is {loss.loss:.2f} ± {loss.error:.2f} nats a token (standard error over texts); "
+        f"guessing evenly has {even:.2f}.",
+    )
+
+
+@sections_of.register
 def part_sections(reading: PartWeights) -> list[Section]:
     """Return one section with all tables."""
     tables = [Table(table, name, reading.formats) for name, table in reading.weights.items()]
     return [Section(reading.title, "", [tables], reading.facts())]
-
-
-@record_of.register
-def flow_record(reading: FlowReading) -> dict[str, Any]:
-    """Return the graph for JSON, with the effect of the strongest parts at once."""
-    parts = [str(part) for part in reading.strongest]
-    together = {"parts": parts, "change": reading.together}
-    text: dict[str, Any] = {"prompt": reading.question.text, "against": reading.other}
-    text |= {"preferred": reading.preferred, "answer": reading.answer, "notes": reading.notes}
-    weights = [part.record() for part in reading.opened]
-    return {**text, "together": together, **asdict(reading.page), "weights": weights}
