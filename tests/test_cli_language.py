@@ -74,6 +74,7 @@ def test_a_flow_is_printed_and_written(run, tmp_path, capsys):
     assert (tmp_path / "graph.pdf").read_bytes().startswith(b"%PDF")
     assert read_json(tmp_path / "graphs" / "flow.json")["nodes"]
     result = read_json(page.with_suffix(".json"))
+    result |= result["page"]
     answer = f'"girl" minus "dog", "cat" {result["value"]:.4g}, probability of the token'
     for part in (answer, "other nodes", "The strongest nodes"):
         assert part in text
