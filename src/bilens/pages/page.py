@@ -1,11 +1,9 @@
 """A report as one HTML file that works offline, on a phone and on paper."""
 
-import base64
 import json
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
-from html import escape
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +19,6 @@ from bilens.figures.sheet import figure_html
 from bilens.files import write_text
 from bilens.lazy_imports import lazy_import
 from bilens.sections import (
-    ContextList,
     Fact,
     FlowDrawing,
     Picture,
@@ -193,18 +190,3 @@ def picture_html(part: Picture | Figure, name: str, title: str = "") -> Markup:
 def _safe_json(content: Any) -> Markup:
     """JSON that no text inside of it can break out of."""
     return Markup(json.dumps(content).replace("<", "\\u003c"))
-
-
-def table_html(table: Table, name: str) -> str:
-    """Return a table, escaped, with a link that saves all columns of its frame as NAME.csv."""
-    shown = page_templates().get_template("parts.html").module
-    packed = base64.b64encode(table.frame.to_csv(index=False).encode()).decode()
-    link = f'download="{escape(name)}.csv" href="data:text/csv;base64,{packed}"'
-    return f'<div class="table">{shown.table(table)}<a class="save" {link}>CSV</a></div>'  # type: ignore[attr-defined]
-
-
-@checked
-def contexts_html(contexts: ContextList) -> str:
-    """Return texts whose tokens are coloured by their contributions, escaped."""
-    shown = page_templates().get_template("parts.html").module
-    return str(shown.contexts(contexts))  # type: ignore[attr-defined]
