@@ -13,10 +13,13 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from experiments.results import Recording, Row
-from tests.explore.test_visitors import CLICKS, VISITORS, expected_of, wrong_clicks
-from tests.models import grammar_view
-
-from bilens.explore.site import Site
+from tests.explore.test_visitors import (
+    CLICKS,
+    VISITORS,
+    expected_of,
+    pages_of_a_model,
+    wrong_clicks,
+)
 
 CIRCUITS, QUESTIONS = "circuits/test_circuit_reading", "flows/test_questions"
 REFUSED = "flows/test_refusals"
@@ -263,8 +266,7 @@ def failures(tests: Tests, counts: Counter[tuple[str, bool]]) -> tuple[int, int]
 
 def visitors() -> Row:
     """Let four visitors of one explorer click side by side."""
-    alone, shared = (Site(grammar_view(n_layers=2), None, (), {}) for _ in range(2))
-    wrong = wrong_clicks(shared, expected_of(alone))
+    wrong = wrong_clicks(pages_of_a_model(), expected_of(pages_of_a_model()))
     claim = "clicks of four visitors of the explorer that fail or show another's text"
     return Row(claim, len(wrong), n=VISITORS * CLICKS)
 

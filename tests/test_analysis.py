@@ -9,7 +9,7 @@ from bilens.analyses import built_in, find_analysis, load_file
 from bilens.analysis import Analysis, Reading, analysis
 from bilens.cli.readings import analysis_command, write_reading
 from bilens.errors import BilensError
-from bilens.explore.site import Site
+from bilens.explore.model_pages import ModelPages
 from bilens.files import file_names
 from bilens.pages import new_figure, save_figures
 from bilens.pages.page import report
@@ -135,7 +135,7 @@ def test_a_page_has_each_reading_once(add, tmp_path):
     with pytest.raises(BilensError, match=f"add='{add[0]}': the page has it already"):
         report(small_model(), tmp_path / "page.html", data="digits", add=add)
     with pytest.raises(BilensError, match=f"add='{add[0]}'"):
-        Site(small_model(), digits(), [find_analysis(name) for name in add], {})
+        ModelPages(small_model(), digits(), [find_analysis(name) for name in add], {})
 
 
 CAPTIONS = ['after "/"', "before ../../../x", "a b", "a-b", "A b", "a b", "/", "", "..", "a\\b"]

@@ -89,7 +89,7 @@ def test_the_record_names_the_place_and_a_digest(trained, elsewhere):
     assert (record["data"], record["data_dir"], record["data_seed"]) == (place, None, 0)
     assert record["data_digest"] == load_images(place).provenance["data_digest"]
     assert len(record["data_digest"]) == 64
-    assert explorer(elsewhere / "run-1").site.data.name == "photos"
+    assert explorer(elsewhere / "run-1").pages.data.name == "photos"
 
 
 def recorded(run):

@@ -3,7 +3,7 @@
 import pytest
 
 from bilens.cli import main
-from bilens.explore.site import Site
+from bilens.explore.model_pages import ModelPages
 from bilens.models import load
 from bilens.tensor import bonds
 from tests.command_line import in_json, refusal
@@ -49,7 +49,7 @@ def test_texts_to_read_it_on_have_to_be_named(tensor, capsys):
 
 
 def test_the_explorer_reads_it(tensor):
-    site = Site(load(str(tensor)), small_corpus(), (), {})
+    site = ModelPages(load(str(tensor)), small_corpus(), (), {})
     asked = {"token": TOKEN, "minus": "tom", "layer": "1"}
     reading = site._asked("contexts", asked.items())
     assert len(reading.all_eigenvectors.values) == 17, "the stream and the constant"

@@ -4,7 +4,7 @@ import pytest
 
 from bilens.convert import save_model
 from bilens.explore import explorer
-from bilens.explore.site import Site
+from bilens.explore.model_pages import ModelPages
 from bilens.files import write_json
 from tests.explore.browser import served, visiting
 from tests.models import digit_model, grammar_view, small_corpus
@@ -18,7 +18,7 @@ def visit(browser):
 
 @pytest.fixture(scope="session")
 def site():
-    return Site(grammar_view(n_layers=2), small_corpus(), (), {})
+    return ModelPages(grammar_view(n_layers=2), small_corpus(), (), {})
 
 
 @pytest.fixture(scope="session")

@@ -65,7 +65,7 @@ def test_what_nobody_foresaw_is_said_to_the_visitor_in_one_line(image_run, monke
     def fail(self, *asked):
         raise RuntimeError("secret")
 
-    monkeypatch.setattr("bilens.explore.site.Site.page", fail)
+    monkeypatch.setattr("bilens.explore.model_pages.ModelPages.page", fail)
     with served(explorer(image_run)) as address, caplog.at_level(logging.ERROR, logger="bilens"):
         answer = ask(address, "explain/page")
     assert answer == (500, "bilens failed; its log says why.")

@@ -13,7 +13,7 @@ from PIL import Image
 from bilens.data import fit_drawing
 from bilens.data.images import ink_of
 from bilens.errors import BilensError
-from bilens.explore.site import Site
+from bilens.explore.model_pages import ModelPages
 from bilens.explore.sketchpad import pack_drawing, picture_of, read_sheet, unpack_input
 from tests.explore.browser import submit, visiting
 from tests.models import digit_model, digits
@@ -95,13 +95,13 @@ def draw_three(page, steps: int, pause: int) -> None:
 @pytest.mark.parametrize(("steps", "pause", "taken"), [(8, 60, 0.0), (4, 150, 0.9)])
 def test_the_last_state_of_the_sheet_wins(image_site, visit, monkeypatch, steps, pause, taken):
     """The explanation and the address are those of the final drawing, also if answers are slow."""
-    plain = Site.page
+    plain = ModelPages.page
 
     def slow(site, *asked):
         time.sleep(taken)
         return plain(site, *asked)
 
-    monkeypatch.setattr(Site, "page", slow)
+    monkeypatch.setattr(ModelPages, "page", slow)
     page = visit.open(image_site, READY)
     draw_three(page, steps, pause)
     page.wait_for_timeout(400)

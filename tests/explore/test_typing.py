@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from bilens.explore.site import Site
+from bilens.explore.model_pages import ModelPages
 from tests.explore.browser import NODE, box, submit
 
 START = "flow?prompt=once+lily+ate&against=once+tom+ate&token=kite&minus=ball"
@@ -65,14 +65,14 @@ def test_texts_come_from_an_input_method_and_the_clipboard(language_site, visit)
 @pytest.fixture
 def gate(monkeypatch):
     """Return two events: a page has begun, and pages may end."""
-    plain, begun, may_end = Site.page, threading.Event(), threading.Event()
+    plain, begun, may_end = ModelPages.page, threading.Event(), threading.Event()
 
-    def slow(site: Site, *asked: Any) -> str:
+    def slow(site: ModelPages, *asked: Any) -> str:
         begun.set()
         assert may_end.wait(60)
         return plain(site, *asked)
 
-    monkeypatch.setattr(Site, "page", slow)
+    monkeypatch.setattr(ModelPages, "page", slow)
     may_end.set()
     yield begun, may_end
     may_end.set()

@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 import pytest
 
 from bilens.explore import Explorer, explorer
-from bilens.explore.site import Site
+from bilens.explore.model_pages import ModelPages
 from tests.explore.browser import served
 from tests.explore.test_request_guard import ask
 from tests.models import grammar_view
@@ -29,7 +29,11 @@ QUESTIONS = [
 ]
 
 
-def clicks_of(site: Site, question: dict[str, str]) -> list[str]:
+def pages_of_a_model() -> ModelPages:
+    return ModelPages(grammar_view(n_layers=2), None, (), {})
+
+
+def clicks_of(site: ModelPages, question: dict[str, str]) -> list[str]:
     """Return what can be clicked of a question: its page, and removals of pinned nodes."""
     flow = site._asked("flow", question.items()).flow
     names = [node.name(flow.tokens) for node in flow.strongest(6) if node.is_removable]
@@ -39,7 +43,7 @@ def clicks_of(site: Site, question: dict[str, str]) -> list[str]:
     return [f"flow/page?{query}", *(f"flow/removed?{removal}" for removal in removals)]
 
 
-def expected_of(site: Site) -> dict[str, str]:
+def expected_of(site: ModelPages) -> dict[str, str]:
     """Return what each click shows, of a site that nobody else visits."""
     with served(Explorer(site, "alone")) as address:
         clicks = [click for question in QUESTIONS for click in clicks_of(site, question)]
@@ -51,7 +55,7 @@ def answered(address: str, click: str) -> str:
     return unescape(text) if status == 200 else f"{status} {text}"
 
 
-def wrong_clicks(site: Site, expected: dict[str, str], n: int = CLICKS) -> list[str]:
+def wrong_clicks(site: ModelPages, expected: dict[str, str], n: int = CLICKS) -> list[str]:
     """Let visitors click side by side; return clicks that fail or show what another has asked."""
 
     def visit(number: int) -> list[str]:
@@ -66,7 +70,7 @@ def wrong_clicks(site: Site, expected: dict[str, str], n: int = CLICKS) -> list[
 
 @pytest.fixture(scope="module")
 def expected() -> dict[str, str]:
-    return expected_of(Site(grammar_view(n_layers=2), None, (), {}))
+    return expected_of(pages_of_a_model())
 
 
 def test_what_is_clicked_is_answered(expected):
@@ -78,8 +82,8 @@ def test_what_is_clicked_is_answered(expected):
 @pytest.mark.parametrize(("is_cached", "n"), [(True, CLICKS), (False, 5)])
 def test_four_visitors_never_see_each_other(expected, is_cached, n, monkeypatch):
     if not is_cached:
-        monkeypatch.setattr(Site, "_reading", Site._reading.__wrapped__)
-    assert wrong_clicks(Site(grammar_view(n_layers=2), None, (), {}), expected, n) == []
+        monkeypatch.setattr(ModelPages, "_reading", ModelPages._reading.__wrapped__)
+    assert wrong_clicks(pages_of_a_model(), expected, n) == []
 
 
 def test_a_slow_reading_does_not_hold_up_another_visitor(image_run):
@@ -87,5 +91,5 @@ def test_a_slow_reading_does_not_hold_up_another_visitor(image_run):
         address = app.launch(wait=False)
         # Three of four places are taken.
         for _ in range(3):
-            assert app.site._free.acquire(timeout=1)
+            assert app.pages._free.acquire(timeout=1)
         assert ask(address, "explain/page?image=test-3")[0] == 200

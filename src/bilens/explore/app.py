@@ -17,8 +17,8 @@ from bilens.analyses import find_analyses
 from bilens.checks import check_count, checked
 from bilens.data import ImageData
 from bilens.errors import BilensError
+from bilens.explore.model_pages import ModelPages
 from bilens.explore.server import Server
-from bilens.explore.site import Site
 from bilens.files import written_whole
 from bilens.images.bonds import recorded_settings
 from bilens.inputs import check_data, data_for, is_known, names_data
@@ -36,11 +36,11 @@ class Explorer:
     """An app on one model, ready to be launched.
 
     Attributes:
-        site: the readings of the model.
+        pages: the readings of the model.
         title: the name of the model.
     """
 
-    site: Site
+    pages: ModelPages
     title: str
     _servers: list[Server] = field(default_factory=list)
 
@@ -87,7 +87,7 @@ class Explorer:
         ports = [port] if port else range(FIRST_PORT, FIRST_PORT + PORTS)
         for number in ports:
             try:
-                return Server((host, number), self.site, self.title)
+                return Server((host, number), self.pages, self.title)
             except (OSError, UnicodeError) as error:  # a part of a name is empty or too long
                 refused = error
         raise BilensError(
@@ -160,8 +160,8 @@ def explorer(
     if is_tensor:
         shown = shown.to(device)
         recorded = recorded_settings(source) if is_place else {}
-    site = Site(model, shown, added, recorded)
-    return Explorer(site, f"{Path(model_name).name}, read from its weights")
+    pages = ModelPages(model, shown, added, recorded)
+    return Explorer(pages, f"{Path(model_name).name}, read from its weights")
 
 
 @checked

@@ -1,4 +1,4 @@
-"""The explorer's server: pages of a site over HTTP, for its own page only.
+"""The explorer's server: pages of a model over HTTP, for its own visitors only.
 
 It answers to its own name, serves no file, and takes nothing but a drawing. A page of somebody
 else's that is open in the same browser can send requests here. It is refused by what the browser
@@ -20,7 +20,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from bilens.data import ImageData
 from bilens.errors import BilensError
-from bilens.explore.site import Site
+from bilens.explore.model_pages import ModelPages
 from bilens.explore.sketchpad import picture_of, read_sheet
 from bilens.progress import logger
 
@@ -38,18 +38,18 @@ HTML, TEXT = "text/html; charset=utf-8", "text/plain; charset=utf-8"
 
 
 class Server(ThreadingHTTPServer):
-    """A server of a site at a host and a port.
+    """A server of pages at a host and a port.
 
     Args:
         place: host and port.
-        site: the model's readings.
+        pages: the model's readings.
         title: the name of the model, for the head of the page.
     """
 
     daemon_threads = True
 
-    def __init__(self, place: tuple[str, int], site: Site, title: str) -> None:
-        self.site, self.title, self.names = site, title, own_names(place[0])
+    def __init__(self, place: tuple[str, int], pages: ModelPages, title: str) -> None:
+        self.pages, self.title, self.names = pages, title, own_names(place[0])
         family, *_ = socket.getaddrinfo(*place, type=socket.SOCK_STREAM)[0]
         self.address_family = family
         super().__init__(place, Handler)
@@ -61,20 +61,20 @@ class Server(ThreadingHTTPServer):
         environment = Environment(
             loader=FileSystemLoader(folders), autoescape=True, undefined=StrictUndefined
         )
-        template, site = environment.get_template("explore.html"), self.site
+        template, pages = environment.get_template("explore.html"), self.pages
         return {
             name: template.render(
                 title=self.title,
                 name=name,
-                names=list(site.forms),
+                names=list(pages.forms),
                 about=form.entry.about.partition("\n")[0],
                 form=form,
-                waits=site.waits(name),
-                data=site.data if "image" in form.boxes else None,
-                side=280 // max(site.data.shape) if isinstance(site.data, ImageData) else 0,
+                waits=pages.waits(name),
+                data=pages.data if "image" in form.boxes else None,
+                side=280 // max(pages.data.shape) if isinstance(pages.data, ImageData) else 0,
                 switch=bool,
             )
-            for name, form in site.forms.items()
+            for name, form in pages.forms.items()
         }
 
 
@@ -117,21 +117,21 @@ class Handler(BaseHTTPRequestHandler):
             self._send(HTTPStatus.OK, kind, content)
 
     def _get(self, path: str, query: list[tuple[str, str]]) -> tuple[str, str]:
-        site, (name, _, what) = self.server.site, path.partition("/")
-        name = name or next(iter(site.forms))
+        pages, (name, _, what) = self.server.pages, path.partition("/")
+        name = name or next(iter(pages.forms))
         if not what:
             return HTML, self.server.shells[name]
         if what == "page":
-            return HTML, site.page(name, query)
+            return HTML, pages.page(name, query)
         if what == "removed":
             nodes = [value for key, value in query if key == "node"]
-            return TEXT, site.removed(name, query, nodes)
-        if what == "sheet" and isinstance(site.data, ImageData):
-            return TEXT, picture_of(dict(query)["image"], site.data)
+            return TEXT, pages.removed(name, query, nodes)
+        if what == "sheet" and isinstance(pages.data, ImageData):
+            return TEXT, picture_of(dict(query)["image"], pages.data)
         raise KeyError(what)
 
     def _post(self, path: str, _: list[tuple[str, str]]) -> tuple[str, str]:
-        data, length = self.server.site.data, int(self.headers.get("Content-Length", 0))
+        data, length = self.server.pages.data, int(self.headers.get("Content-Length", 0))
         if not path.endswith("/sheet") or not isinstance(data, ImageData):
             raise KeyError(path)
         if not 0 < length <= LARGEST:

@@ -33,7 +33,7 @@ WORKERS = 4
 """Readings that are made at a time."""
 
 
-class Site:
+class ModelPages:
     """The forms of a model, and the pages of what is asked in them.
 
     One model serves all visitors: what a reading sets on its modules is bound to a thread.
@@ -114,7 +114,7 @@ class Site:
         return self._reading(name, tuple(self.forms[name].texts(query).items()))
 
     # The key is all that a reading is made of, beside the model and its data.
-    @lru_cache(maxsize=16)  # noqa: B019  a site lives as long as its app
+    @lru_cache(maxsize=16)  # noqa: B019  they live as long as their app
     def _reading(self, name: str, texts: tuple[tuple[str, str], ...]) -> Reading:
         form = self.forms[name]
         values = form.values(dict(texts))

@@ -12,7 +12,7 @@ from bilens.convert import save_model
 from bilens.data.corpus import first_texts
 from bilens.errors import BilensError
 from bilens.explore import explorer
-from bilens.explore.site import LARGEST, Site
+from bilens.explore.model_pages import LARGEST, ModelPages
 from bilens.files import write_json
 from bilens.flows import Question, flow, remove
 from bilens.flows.reading import answer_question
@@ -28,7 +28,7 @@ TEXT, SECOND = "once lily ate", "once tom ate"
 ASKED = {"prompt": TEXT, "against": SECOND, "token": "kite", "minus": "rice,ball"}
 
 
-def reading(site: Site, name: str, **texts: str):
+def reading(site: ModelPages, name: str, **texts: str):
     return site._asked(name, texts.items())
 
 
@@ -134,14 +134,16 @@ def test_it_begins_with_texts_of_as_many_tokens(site):
 
 
 def test_kinds_of_models_have_their_readings():
-    assert [*Site(digit_model(), digits(), (), {}).forms] == ["explain", "eigenvectors"]
-    deep = Site(small_model(n_layers=2), digits(), (), {})
+    assert [*ModelPages(digit_model(), digits(), (), {}).forms] == ["explain", "eigenvectors"]
+    deep = ModelPages(small_model(n_layers=2), digits(), (), {})
     assert [*deep.forms] == ["bonds", "paths"]
     assert "image" not in deep.forms["bonds"].boxes
-    assert [*Site(grammar_view(), None, (), {}).forms] == ["flow", "circuit"]
+    assert [*ModelPages(grammar_view(), None, (), {}).forms] == ["flow", "circuit"]
     model, corpus = tiny("llama"), small_corpus()
     model.resize_token_embeddings(len(corpus.tokenizer))
-    others = Site(ResidualModel(model, corpus.tokenizer), corpus, [find_analysis("heads")], {})
+    others = ModelPages(
+        ResidualModel(model, corpus.tokenizer), corpus, [find_analysis("heads")], {}
+    )
     assert [*others.forms] == ["flow", "circuit", "heads"]
 
 
@@ -149,13 +151,13 @@ def test_it_reads_what_the_report_reads(tmp_path):
     """With the settings that the run records, as the demo's does."""
     write_json(tmp_path / BONDS_NAME, {"drop": 0.03, "metric": "weights"})
     small_model(n_layers=2).save_files(tmp_path)
-    site = explorer(tmp_path, data="digits").site
+    site = explorer(tmp_path, data="digits").pages
     of_report, *_ = report_readings(bilens.load(tmp_path), {"data": "digits"}, source=tmp_path)
     assert reading(site, "bonds").record() == of_report.record()
 
 
 def test_an_image_is_split_into_its_eigenvectors():
-    site = Site(digit_model(), digits(), (), {})
+    site = ModelPages(digit_model(), digits(), (), {})
     found = reading(site, "explain", image="test-7", k="2")
     logits = digit_model()(digits().test_images[7]).detach()
     assert torch.allclose(found.logits.float(), logits, atol=1e-4)
@@ -167,7 +169,7 @@ def test_an_image_is_split_into_its_eigenvectors():
 def test_without_texts_it_has_flows_and_circuits(tmp_path):
     view = grammar_view()
     save_model(tmp_path, view.model.float(), view.tokenizer)
-    site = explorer(tmp_path).site
+    site = explorer(tmp_path).pages
     assert [*site.forms] == ["flow", "circuit"]
     assert "restore" in html.unescape(site.page("circuit", ASKED.items()))
     with pytest.raises(BilensError, match="is the folder of data; give data too"):
