@@ -16,7 +16,8 @@ from torch import nn
 from transformers import PreTrainedTokenizerFast
 
 from bilens.data import Corpus, Grammar, ImageData, load_images
-from bilens.images import BondReading, read_bonds
+from bilens.images import read_bonds
+from bilens.images.bonds import BondReading
 from bilens.nn import ClassifierConfig, ImageClassifier
 from bilens.nn.language import LanguageConfig, LanguageModel
 from bilens.nn.layers import ScalarNorm

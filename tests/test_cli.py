@@ -402,7 +402,7 @@ def test_the_doctor_names_a_triton_that_was_not_tested(monkeypatch, capsys):
     version = pytest.importorskip("triton").__version__
     assert in_json(capsys, "doctor")["optional"]["triton"].startswith(("Triton ", version))
     problem = "Triton 3.6.0 is untested"
-    monkeypatch.setattr("bilens.kernels.triton_problem", lambda: problem)
+    monkeypatch.setattr("bilens.kernels.attention.triton_problem", lambda: problem)
     shown = in_json(capsys, "doctor")["optional"]["triton"]
     assert shown == f"{problem}; the chunked kernel is used"
 

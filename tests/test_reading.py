@@ -13,7 +13,8 @@ from bilens.errors import BilensError
 from bilens.figures.sheet import figure_html, svg_of
 from bilens.flows import flow
 from bilens.images import read_bonds, read_classifier, read_deep
-from bilens.language import TokenDirection, read_language, read_ngrams
+from bilens.language import TokenDirection, read_ngrams
+from bilens.language.outputs import read_language
 from bilens.nn import ClassifierConfig, ImageClassifier
 from bilens.sections import Percent, Table, fact_text, plain, signed
 from bilens.tensor import BilinearTensor, QuadraticForm, Spectrum, bonds, decompile

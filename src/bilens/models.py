@@ -15,7 +15,8 @@ from bilens.nn import ImageClassifier
 from bilens.nn.checkpoint import read_config
 from bilens.options import check_docstrings
 from bilens.shipped import find_model
-from bilens.tensor import TensorChain, TensorStack
+from bilens.tensor import TensorChain
+from bilens.tensor.chain import TensorStack
 
 if TYPE_CHECKING:
     from bilens import transformer
@@ -48,7 +49,7 @@ def load(
             small model of English stories that comes with bilens. A .gguf file
             is a model too. A torch module of your own is a transformer of a known family, or a
             stack of bilinear layers. The tensors of a stack are found and compared with it
-            (`bilens.tensor.TensorStack`). Your module stays as it is, also in training mode: it
+            (`bilens.tensor.chain.TensorStack`). Your module stays as it is, also in training mode: it
             is in evaluation mode only while a reading runs it.
         device: device of the weights; by default the CPU, and for a module of your own where it is.
         low_memory: open a transformer that is larger than memory. Its weights stay in files, and a

@@ -19,7 +19,8 @@ from transformers import PreTrainedModel
 from bilens.convert import process
 from bilens.errors import BilensError
 from bilens.flows import flow
-from bilens.transformer import Moment, Pass, ResidualModel
+from bilens.transformer import Pass, ResidualModel
+from bilens.transformer.layers import Moment
 from bilens.transformer.sums import mlp_output, sum_of_parts
 
 SOFTMAX_ROUNDING = 1e-6

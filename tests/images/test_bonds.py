@@ -8,16 +8,17 @@ import torch
 from scipy import stats
 
 import bilens
-from bilens.images import (
-    BondReading,
-    accurate_ranks,
-    classifier_bonds,
-    classifier_function_bonds,
-    product_accuracies,
-    read_bonds,
-)
+from bilens.images import accurate_ranks, classifier_bonds, classifier_function_bonds, read_bonds
+from bilens.images.bonds import BondReading
 from bilens.images.cuts import chosen_edges
-from bilens.images.fidelity import clopper_pearson, held_out, loss_bound, promised, rank_accuracies
+from bilens.images.fidelity import (
+    clopper_pearson,
+    held_out,
+    loss_bound,
+    product_accuracies,
+    promised,
+    rank_accuracies,
+)
 from bilens.nn import ImageClassifier
 from bilens.tensor import affine, bonds, with_constant
 from tests.models import digit_bonds, digit_model, digits

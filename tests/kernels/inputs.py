@@ -8,8 +8,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from bilens.kernels import triton_problem
-from bilens.kernels.attention import reference
+from bilens.kernels.attention import reference, triton_problem
 from tests.nightly import nightly
 
 

@@ -19,9 +19,9 @@ from bilens.language import (
     head_outputs,
     output_pairs,
     read_attention,
-    skip_trigram_matrix,
     token_components,
 )
+from bilens.language.ngrams import skip_trigram_matrix
 from bilens.testing import check_family
 from bilens.transformer import Pass, ResidualModel
 from tests.families import ALL, DAILY, EACH_READ, exact_norms, family_view, some_text

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from bilens.errors import BilensError, NotBilinearError
 from bilens.language import (
-    Context,
     TokenDirection,
     attention_pairs,
     bigrams,
@@ -22,7 +21,7 @@ from bilens.language import (
     token_names,
     top_contexts,
 )
-from bilens.language.contexts import _Best, contributions
+from bilens.language.contexts import Context, _Best, contributions
 from bilens.transformer import ResidualModel
 from tests.families import EACH_READ, exact_norms, family_view, some_text
 from tests.models import TOKENS, VOCAB, numbers, parts, place, random_text, view_of

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import torch
 
-from bilens.images import BondReading
+from bilens.images.bonds import BondReading
 from bilens.images.cuts import LEAST_DRAWN, chosen_edges
 from bilens.pages import network_figure
 from bilens.pages.bonds import bond_figure, kept_directions_figure

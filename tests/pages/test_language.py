@@ -7,9 +7,9 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from bilens.data import Corpus
-from bilens.language import LanguageReading, TokenDirection, read_attention, read_language
+from bilens.language import TokenDirection, read_attention
 from bilens.language.ngrams import bigrams, read_ngrams
-from bilens.language.outputs import read_direction
+from bilens.language.outputs import LanguageReading, read_direction, read_language
 from bilens.pages import write_report
 from bilens.pages.language import ngram_table
 from bilens.transformer import ResidualModel

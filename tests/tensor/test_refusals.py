@@ -9,8 +9,8 @@ from torch import nn
 
 from bilens.errors import CheckpointError, NotBilinearError
 from bilens.nn import Bilinear
-from bilens.tensor import BilinearTensor, FactoredMatrix, Spectrum, TensorStack, decompile
-from bilens.tensor.chain import sparse_basis
+from bilens.tensor import BilinearTensor, FactoredMatrix, Spectrum, decompile
+from bilens.tensor.chain import TensorStack, sparse_basis
 from bilens.tensor.chain_bonds import bonds
 from bilens.tensor.expectation import expected_cosine, expected_inner
 from bilens.tensor.factored import top_entries

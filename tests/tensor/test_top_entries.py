@@ -6,7 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bilens.tensor import FactoredMatrix, top_entries
+from bilens.tensor import FactoredMatrix
+from bilens.tensor.factored import top_entries
 from tests.tensor.factors import close, normal, random_matrix
 from tests.tensor.test_factored import dense, shapes
 

@@ -7,7 +7,8 @@ from torch import nn
 
 import bilens
 from bilens.nn import ClassifierConfig, ImageClassifier
-from bilens.tensor import BilinearTensor, TensorChain, TensorStack
+from bilens.tensor import BilinearTensor, TensorChain
+from bilens.tensor.chain import TensorStack
 from tests.families import tiny
 from tests.tensor.deep import forward
 from tests.tensor.factors import normal

@@ -215,7 +215,7 @@ def doctor() -> dict[str, Any]:
     import torch
     from huggingface_hub import constants
 
-    from bilens.kernels import triton_problem
+    from bilens.kernels.attention import triton_problem
 
     optional = {name: _version(name) for name in OPTIONAL}
     # Installed is not enough: it has to fit the GPU and its driver.

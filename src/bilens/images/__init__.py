@@ -1,35 +1,24 @@
 """From a model to findings."""
 
-from bilens.images.bonds import BondReading, classifier_bonds, classifier_function_bonds, read_bonds
+from bilens.images.bonds import classifier_bonds, classifier_function_bonds, read_bonds
 from bilens.images.bounds import BoxBounds, box_bounds
 from bilens.images.certify import CertifiedRadii, certify, proved_agreement
 from bilens.images.classifier import (
     AttackRate,
-    ClassifierReading,
     attack,
     class_mask,
     class_spectra,
     read_classifier,
     top_inputs,
 )
-from bilens.images.deep import DeepReading, path_accuracies, read_deep
-from bilens.images.explanation import Explanation, explain, shared_by_classes, shared_by_paths
-from bilens.images.fidelity import (
-    TruncationCurve,
-    accurate_ranks,
-    held_out,
-    product_accuracies,
-    truncation_curve,
-)
+from bilens.images.deep import path_accuracies, read_deep
+from bilens.images.explanation import explain, shared_by_classes, shared_by_paths
+from bilens.images.fidelity import TruncationCurve, accurate_ranks, held_out, truncation_curve
 
 __all__ = [
     "AttackRate",
-    "BondReading",
     "BoxBounds",
     "CertifiedRadii",
-    "ClassifierReading",
-    "DeepReading",
-    "Explanation",
     "TruncationCurve",
     "accurate_ranks",
     "attack",
@@ -42,7 +31,6 @@ __all__ = [
     "explain",
     "held_out",
     "path_accuracies",
-    "product_accuracies",
     "proved_agreement",
     "read_bonds",
     "read_classifier",

@@ -1,5 +1,5 @@
 """Causal attention without softmax: kernels that agree, and a function that picks one."""
 
-from bilens.kernels.attention import bilinear_attention, resume_attention, triton_problem
+from bilens.kernels.attention import bilinear_attention, resume_attention
 
-__all__ = ["bilinear_attention", "resume_attention", "triton_problem"]
+__all__ = ["bilinear_attention", "resume_attention"]

@@ -1,8 +1,7 @@
 """Readings of language models: n-grams, heads, directions and their contexts, logits by path."""
 
-from bilens.language.contexts import Context, contribution, corpus_for, generate_text, top_contexts
+from bilens.language.contexts import contribution, corpus_for, generate_text, top_contexts
 from bilens.language.heads import (
-    AttentionReading,
     attention_pairs,
     composition_scores,
     output_pairs,
@@ -11,7 +10,6 @@ from bilens.language.heads import (
 )
 from bilens.language.names import TokenDirection, token_names
 from bilens.language.ngrams import (
-    NGramReading,
     attention_scores,
     bigram_matrix,
     bigrams,
@@ -20,19 +18,13 @@ from bilens.language.ngrams import (
     pair_trigrams,
     preceding,
     read_ngrams,
-    skip_trigram_matrix,
     skip_trigrams,
 )
-from bilens.language.outputs import DirectionReading, LanguageReading, read_direction, read_language
-from bilens.language.stream import Sources, read_stream
+from bilens.language.outputs import DirectionReading, read_direction
+from bilens.language.stream import read_stream
 
 __all__ = [
-    "AttentionReading",
-    "Context",
     "DirectionReading",
-    "LanguageReading",
-    "NGramReading",
-    "Sources",
     "TokenDirection",
     "attention_pairs",
     "attention_scores",
@@ -49,10 +41,8 @@ __all__ = [
     "preceding",
     "read_attention",
     "read_direction",
-    "read_language",
     "read_ngrams",
     "read_stream",
-    "skip_trigram_matrix",
     "skip_trigrams",
     "token_components",
     "token_names",

@@ -19,7 +19,8 @@ from bilens.nn import ATTENTIONS
 from bilens.sections import Columns, Fact, stacked
 from bilens.settings import Count
 from bilens.tensor import FactoredMatrix
-from bilens.transformer import Moment, ResidualModel
+from bilens.transformer import ResidualModel
+from bilens.transformer.layers import Moment
 
 
 class Group(NamedTuple):

@@ -47,10 +47,11 @@ from bilens.language.sums import check_alone, check_heads, check_mlp
 from bilens.progress import progress_bar
 from bilens.sections import Columns, Fact, by_column
 from bilens.settings import Count, Place
-from bilens.tensor import FactoredMatrix, top_entries
+from bilens.tensor import FactoredMatrix
+from bilens.tensor.factored import top_entries
 from bilens.tensor.factors import with_constant
-from bilens.transformer import Moment, ResidualModel
-from bilens.transformer.layers import Modules
+from bilens.transformer import ResidualModel
+from bilens.transformer.layers import Modules, Moment
 
 BigramPart = Literal["direct", "mlp", "both"]
 """Path through the residual stream, through the MLP of a layer, or the sum of both."""

@@ -7,8 +7,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from bilens.checks import check_index, check_sum, detached
-from bilens.transformer import Moment, Pass, ResidualModel
-from bilens.transformer.layers import folded_output
+from bilens.transformer import Pass, ResidualModel
+from bilens.transformer.layers import Moment, folded_output
 from bilens.transformer.on_text import LayerOnText
 
 

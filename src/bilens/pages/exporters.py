@@ -10,8 +10,9 @@ from bilens.errors import BilensError
 from bilens.figures.sheet import save_figure
 from bilens.files import write_json, write_safetensors
 from bilens.flows.reading import FlowPage, FlowReading
-from bilens.images import BondReading, ClassifierReading, DeepReading
-from bilens.images.bonds import BONDS_NAME
+from bilens.images.bonds import BONDS_NAME, BondReading
+from bilens.images.classifier import ClassifierReading
+from bilens.images.deep import DeepReading
 from bilens.train.run_directory import TRAINING_NAME
 from bilens.version import __version__
 

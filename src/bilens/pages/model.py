@@ -10,7 +10,8 @@ from bilens.errors import BilensError
 from bilens.flows.summary import is_bilinear, read_summary
 from bilens.images.bonds import recorded_settings
 from bilens.inputs import loader, names_data
-from bilens.language import TokenDirection, read_language
+from bilens.language import TokenDirection
+from bilens.language.outputs import read_language
 from bilens.nn import ImageClassifier
 from bilens.options import token_list
 from bilens.transformer import ResidualModel

@@ -1,17 +1,10 @@
 """The mathematics: bilinear layers as third-order tensors, kept in their factors."""
 
 from bilens.tensor.bilinear import BilinearTensor, TensorSVD
-from bilens.tensor.chain import (
-    Cut,
-    Products,
-    TensorChain,
-    TensorStack,
-    product_weight,
-    sparse_basis,
-)
-from bilens.tensor.chain_bonds import Bond, Bonds, bonds
+from bilens.tensor.chain import Cut, Products, TensorChain, product_weight, sparse_basis
+from bilens.tensor.chain_bonds import Bonds, bonds
 from bilens.tensor.expectation import expected_cosine, expected_inner
-from bilens.tensor.factored import FactoredMatrix, top_entries
+from bilens.tensor.factored import FactoredMatrix
 from bilens.tensor.factors import affine, with_constant
 from bilens.tensor.features import Dictionary, Features, cluster
 from bilens.tensor.jacobian_bonds import Moments, balanced_bonds, function_bonds
@@ -20,7 +13,6 @@ from bilens.tensor.tree import Paths, decompile
 
 __all__ = [
     "BilinearTensor",
-    "Bond",
     "Bonds",
     "Cut",
     "Dictionary",
@@ -33,7 +25,6 @@ __all__ = [
     "Spectrum",
     "TensorChain",
     "TensorSVD",
-    "TensorStack",
     "affine",
     "balanced_bonds",
     "bonds",
@@ -44,6 +35,5 @@ __all__ = [
     "function_bonds",
     "product_weight",
     "sparse_basis",
-    "top_entries",
     "with_constant",
 ]

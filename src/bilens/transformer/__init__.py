@@ -3,10 +3,8 @@
 Importing it takes as long as transformers does.
 """
 
-from bilens.transformer.changes import token_site
 from bilens.transformer.families import Family, register_family
-from bilens.transformer.layers import Moment
 from bilens.transformer.model import ResidualModel
 from bilens.transformer.passes import Pass
 
-__all__ = ["Family", "Moment", "Pass", "ResidualModel", "register_family", "token_site"]
+__all__ = ["Family", "Pass", "ResidualModel", "register_family"]
