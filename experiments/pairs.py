@@ -179,16 +179,6 @@ def pairs_of(
     return [pair for turn in zip_longest(*groups) for pair in turn if pair is not None]
 
 
-def questions_by_task(
-    model: ResidualModel, count: int, tasks: Mapping[str, Iterator[Pair]] | None = None
-) -> dict[str, list[Question]]:
-    """Return such pairs as questions, by their task."""
-    questions: dict[str, list[Question]] = {}
-    for pair in pairs_of(model, count, tasks):
-        questions.setdefault(pair.task, []).append(pair.question)
-    return questions
-
-
 def _fits(model: ResidualModel, pair: Pair) -> bool:
     try:
         ids = [model.ids(text) for text in (pair.text, pair.against)]

@@ -7,9 +7,7 @@ down before anything was measured on them. Circuits are of the tasks that come w
 from collections.abc import Callable, Iterator
 from itertools import combinations, product
 
-from bilens.flows import Question
-from bilens.transformer import ResidualModel
-from experiments.pairs import HE_SHE, NOUNS, Pair, by_two, questions_by_task, templates
+from experiments.pairs import HE_SHE, NOUNS, Pair, by_two, templates
 
 NOUNS_LATE = by_two(
     "farmer farmers lawyer lawyers painter painters singer singers friend friends sister sisters "
@@ -82,8 +80,3 @@ TEMPLATES: dict[str, Callable[[], Iterator[Pair]]] = {
     "relative": _relative,
 }
 """The pairs of each task."""
-
-
-def questions_of(model: ResidualModel, count: int) -> dict[str, list[Question]]:
-    """Return questions of each task that fit the model."""
-    return questions_by_task(model, count, {task: make() for task, make in TEMPLATES.items()})

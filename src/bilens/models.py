@@ -49,8 +49,8 @@ def load(
             small model of English stories that comes with bilens. A .gguf file
             is a model too. A torch module of your own is a transformer of a known family, or a
             stack of bilinear layers. The tensors of a stack are found and compared with it
-            (`bilens.tensor.chain.TensorStack`). Your module stays as it is, also in training mode: it
-            is in evaluation mode only while a reading runs it.
+            (`bilens.tensor.chain.TensorStack`). Your module stays as it is, also in training mode:
+            it is in evaluation mode only while a reading runs it.
         device: device of the weights; by default the CPU, and for a module of your own where it is.
         low_memory: open a transformer that is larger than memory. Its weights stay in files, and a
             reading takes the memory of the layers that it works on. A GGUF file needs room

@@ -11,11 +11,12 @@ from experiments.context import RecipeContext
 from bilens.circuits import patch
 from bilens.errors import BilensError
 from bilens.flows import flow
-from bilens.flows.sources import read_pairs, read_questions
+from bilens.flows.sources import read_pairs
 from bilens.models import load
-from experiments import circuits, head_directions, labels, pairs, pretrained, task_directions, tasks
+from bilens.question_files import read_lines
+from experiments import circuits, pairs, pretrained, tasks
 from experiments import patching as recipe
-from tests.experiments.tiny import check_rows, save_llama
+from tests.experiments.tiny import save_llama
 
 
 class TinyContext(RecipeContext):
@@ -25,9 +26,10 @@ class TinyContext(RecipeContext):
 
 def words():
     contrasts = [*pairs.templates().values(), *(make() for make in tasks.TEMPLATES.values())]
-    every = [pair for of_task in contrasts for pair in of_task]
-    every += [question for task in circuits.SMALL for question in read_questions(task)]
-    texts = [text for of in every for text in (of.text, of.against, of.token, *of.minus)]
+    every = [(pair.text, pair.against, pair.token, *pair.minus) for of in contrasts for pair in of]
+    lines = [line for task in circuits.SMALL for line in read_lines(task)]
+    every += [(line.text, line.against, *line.token, *line.minus) for line in lines]
+    texts = [text for row in every for text in row]
     return sorted({word for text in texts for word in text.split()})
 
 
@@ -86,17 +88,6 @@ def test_patching_compares_attributions_with_effects(installed, folder, monkeypa
     assert lines(installed, "patching") == rows
 
 
-def test_directions_of_tasks_are_compared_with_those_of_weights(installed):
-    numbers = check_rows(task_directions.run(installed)).numbers["tiny"]
-    assert json.loads(json.dumps(numbers)) == numbers
-    # As many orthonormal directions as the stream is wide hold all of the flow.
-    for method in ("SVD of W_down", "random"):
-        assert numbers["shares"]["8"][method][0] < 0.99
-        assert numbers["shares"]["16"][method] == pytest.approx([1, 1])
-    for fit in numbers["exchanges"].values():
-        assert -1 <= fit["correlation"] <= 1
-
-
 def test_metrics_are_those_of_numbers_that_are_known():
     heads = {"patching": [1.0, 2.0, 4.0], "half": [0.5, 1.0, 2.0], "same": [1.0, 2.0, 4.0]}
     row = {"task": "ioi", "text": "a", "seconds": {}, "heads": heads}
@@ -139,27 +130,6 @@ def test_circuits_are_found_and_measured_on_other_questions(installed, folder, m
     before = lines(installed, "circuits")
     circuits.run(installed)
     assert lines(installed, "circuits") == before
-
-
-def test_directions_of_heads_are_compared_with_components(installed):
-    outcome = check_rows(head_directions.run(installed))
-    assert len(outcome.rows) == 2 * len(head_directions.KS)
-    assert all(row.baselines.keys() == {"PCA of changes", "random"} for row in outcome.rows)
-
-
-def test_labels_are_compared_with_what_nodes_do_elsewhere(installed):
-    outcome = check_rows(labels.run(installed))
-    assert outcome.rows[0].n == 2
-    [row, _] = outcome.numbers["tiny"]
-    assert row["labels"] > 0
-    shares = ("measured", "nearest tokens", "chance")
-    assert all(0 <= row[name] <= 1 for name in shares)
-
-
-def test_what_a_node_does_is_what_it_raises_in_most_texts():
-    first, second = (labels.Labelled(tokens, ()) for tokens in (("is", "was"), ("is", "are")))
-    does = labels.typical([{(1,): first}, {(1,): second, (2,): second}, {(1,): second}])
-    assert does == {(1,): {"is", "are", "was"}}
 
 
 def test_a_missing_model_is_said(installed, monkeypatch):
