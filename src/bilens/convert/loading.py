@@ -69,7 +69,7 @@ def open_any(source: str | Path, *, low_memory: bool = False, **hub: Any) -> nn.
 
     That is with the biases that processing gave it and, in the middle of annealing, with its
     Swish, or with some of its gates linear. Nothing but tensors is unpickled, and no code of the
-    model's own is run.
+    model's own is run. What kind it is of is read from its config.json before anything else is.
 
     Args:
         source: a folder or the name of a repository, of transformers, bilens or a layout of
@@ -87,61 +87,39 @@ def open_any(source: str | Path, *, low_memory: bool = False, **hub: Any) -> nn.
         return _open_gguf(Path(source), low_memory=low_memory, **hub)
     hub |= hub_options(source)
     place = place_options(hub)
-    _check_no_adapter(source, **place)
     settings = read_config(source, **place)
-    layout = layouts.find_layout(settings)
-    if layout is not None:
-        opened, dtype = layout.open(source, settings, **place), hub.get("dtype")
-        return opened if dtype in (None, "auto") else opened.to(dtype)
     if settings.get("model_type") == ImageClassifier.model_type:
         raise CheckpointError(
             f"{source} holds ImageClassifier, expected a language model; bilens.load opens it"
         )
+    _check_no_adapter(source, **place)
+    layout = layouts.find_layout(settings)
+    if layout is not None:
+        opened, dtype = layout.open(source, settings, **place), hub.get("dtype")
+        return opened if dtype in (None, "auto") else opened.to(dtype)
     _check_plain(source, settings)
     with weights.reading_files(source):
         config = transformers.AutoConfig.from_pretrained(source, **HARMLESS, **place)
+    return _open_transformer(source, config, low_memory=low_memory, **hub)
+
+
+def _open_transformer(
+    source: str | Path, config: Any, *, low_memory: bool, **hub: Any
+) -> PreTrainedModel:
+    """Open a causal language model of transformers, with what bilens has changed in it."""
+    place = place_options(hub)
     ignored: tuple[str, ...] = ()
     if isinstance(config, transformers.Gemma3Config):  # sizes from 4B on, which see images too
         config, ignored = _text_config(config), ("vision_tower.", "multi_modal_projector.")
         hub["key_mapping"] = {r"^language_model\.": ""}
-    # Before any weight is read: larger sizes in a damaged file would take hours or all memory.
-    largest = {
-        "num_hidden_layers": 1024,
-        "num_attention_heads": 2**20,
-        "hidden_size": 2**20,
-        "vocab_size": 2**24,
-        "max_position_embeddings": 2**31,
-    }
-    for name, most in largest.items():
-        with weights.reading_files(source):
-            check_count(name, getattr(config, name, 1), most)
     swish = gates.find_swish(config)
     gates.restore_activation(config)
-    _check_shards(source, **place)
-    model_class = _class_of(source, config)
     processing = gates.read_record(config, gates.ProcessingRecord) or gates.ProcessingRecord()
     # The class of transformers has no room for biases that processing added, so it leaves them.
     biases = {f"{name}.bias" for name in processing.added_biases}
-    _check_special_tokens(source, config)
-    mapped = low_memory and hub.get("dtype") in (None, "auto")
-    _check_sizes(source, config, model_class, in_memory=not mapped, **place)
-    state = _restored(source, config, **place)
-    with weights.reading_files(source), ExitStack() as stack:
-        if biases:  # transformers warns of those that it leaves
-            stack.callback(logging.set_verbosity, logging.get_verbosity())
-            logging.set_verbosity_error()
-        # transformers leaves weights in their files, mapped, if neither type nor device changes.
-        loaded: Any = model_class.from_pretrained(
-            source if state is None else None,
-            config=config,
-            state_dict=state,
-            output_loading_info=True,
-            use_safetensors=True,
-            ignore_mismatched_sizes=True,  # they are named below
-            **hub,
-        )
-    model: PreTrainedModel = loaded[0]
-    report: dict[str, Any] = loaded[1]
+    in_memory = not low_memory or hub.get("dtype") not in (None, "auto")
+    model_class = _checked_class(source, config, in_memory=in_memory, **place)
+    model, report = _loaded(source, config, model_class, is_quiet=bool(biases), **hub)
     added = weights.stored_tensors(source, biases, **place) if biases else {}
     report["missing_keys"] = set(report["missing_keys"]) | biases - added.keys()
     unexpected = set(report["unexpected_keys"]) - biases
@@ -155,14 +133,69 @@ def open_any(source: str | Path, *, low_memory: bool = False, **hub: Any) -> nn.
     if swish is not None:
         gates.give_swish(model).beta = swish
     gates.restore_linear(model)
-    # Buffers are computed from settings and never loaded, so no check of weights sees them.
+    _check_buffers(source, model)
+    return model.eval()
+
+
+LARGEST = {
+    "num_hidden_layers": 1024,
+    "num_attention_heads": 2**20,
+    "hidden_size": 2**20,
+    "vocab_size": 2**24,
+    "max_position_embeddings": 2**31,
+}
+"""Largest sizes in a configuration: beyond, a damaged file would take hours or all memory."""
+
+
+def _checked_class(
+    source: str | Path, config: Any, *, in_memory: bool, **place: Any
+) -> type[PreTrainedModel]:
+    """Return the class of a configuration that fits its files, before any weight is read."""
+    for name, most in LARGEST.items():
+        with weights.reading_files(source):
+            check_count(name, getattr(config, name, 1), most)
+    _check_shards(source, **place)
+    model_class = _class_of(source, config)
+    _check_special_tokens(source, config)
+    _check_sizes(source, config, model_class, in_memory=in_memory, **place)
+    return model_class
+
+
+def _loaded(
+    source: str | Path,
+    config: Any,
+    model_class: type[PreTrainedModel],
+    *,
+    is_quiet: bool,
+    **hub: Any,
+) -> tuple[PreTrainedModel, dict[str, Any]]:
+    """Return a model of transformers with its weights, and which of them fit and which do not."""
+    state = _restored(source, config, **place_options(hub))
+    with weights.reading_files(source), ExitStack() as stack:
+        if is_quiet:  # transformers warns of the weights that it leaves
+            stack.callback(logging.set_verbosity, logging.get_verbosity())
+            logging.set_verbosity_error()
+        # transformers leaves weights in their files, mapped, if neither type nor device changes.
+        model, report = model_class.from_pretrained(
+            source if state is None else None,
+            config=config,
+            state_dict=state,
+            output_loading_info=True,
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,  # they are named by whoever asks
+            **hub,
+        )
+    return model, report
+
+
+def _check_buffers(source: str | Path, model: nn.Module) -> None:
+    """Raise if a buffer holds NaN: settings make buffers, and no check of weights sees them."""
     for name, buffer in model.named_buffers():
         if buffer.is_floating_point() and not torch.isfinite(buffer).all():
             raise CheckpointError(
                 f"{source}: {name} holds NaN or infinite values by the settings in config.json, "
                 "such as rope_parameters"
             )
-    return model.eval()
 
 
 def _restored(source: str | Path, config: Any, **place: Any) -> dict[str, Tensor] | None:
