@@ -26,7 +26,7 @@ def run(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("datasets.config.HF_DATASETS_CACHE", str(folder / "cache"))
         places = ["--data", str(folder / "stories.txt"), "--output", str(folder / "run")]
-        main(["train", "language", *SMALL, *BRIEF, *places])
+        main(["train", "language", *SMALL, *BRIEF, *places, "--clean", "tinystories"])
         yield folder / "run"
 
 

@@ -194,7 +194,7 @@ def test_texts_are_found_compared_and_refused(tmp_path, monkeypatch, capsys):
     assert recorded(tmp_path / "run")["data"] == str(stories)
     monkeypatch.chdir(tmp_path)
     write_stories(tmp_path / "stories.txt", WORDS[::-1])
-    contexts = ["contexts", "run", "--token", "cat"]
+    contexts = ["contexts", "run", "--token", " cat"]
     assert in_json(capsys, *contexts)
     main([*train, str(stories), "--resume"])
     assert OTHER_DATA in refusal(capsys, *train, "stories.txt", "--resume")

@@ -15,6 +15,11 @@ StepName = Literal[
     "fold_norms", "fold_value_biases", "center_writing_weights", "center_unembed", "factor_heads"
 ]
 """Steps of the processing of a language model."""
+Cleaning = Literal["none", "tinystories"]
+"""What is done to texts to learn from: nothing, or what Pearce et al. 2024 do to TinyStories.
+
+They become ASCII on one line, and their tokens lower-case words.
+"""
 Basis = Literal["model", "pixels"]
 """Space in which eigenvectors are orthonormal: see `class_spectra`."""
 Order = Literal["eigenvalue", "activation"]

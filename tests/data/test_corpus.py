@@ -1,3 +1,4 @@
+import json
 import random
 import shutil
 from pathlib import Path
@@ -32,11 +33,13 @@ def source(tmp_path):
 
 
 @pytest.fixture
-def load(tmp_path, source):
+def load(tmp_path, source, monkeypatch):
     """Load the tales, or another corpus, with the cache in the test's own folder."""
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
 
     def load(name=source, **arguments):
-        return load_corpus(name, cache_dir=tmp_path / "cache", **{"n_ctx": N_CTX, **arguments})
+        clean = None if name == "grammar" else "tinystories"
+        return load_corpus(name, **{"n_ctx": N_CTX, "clean": clean, **arguments})
 
     return load
 
@@ -142,7 +145,7 @@ def test_changed_files_are_another_cache(load, source):
 
 
 def test_a_given_tokenizer_is_used_if_it_can_be(load):
-    plain = train_tokenizer(["other words entirely, 0:."], vocab_size=60)
+    plain = train_tokenizer(["other words entirely, 0:."], 60, "tinystories")
     assert load(tokenizer=plain).tokenizer.get_vocab() == plain.get_vocab()
     assert len(load().tokenizer) != len(plain)
     message = "^tokenizer has 60 tokens, expected at most vocab_size=50; use the tokenizer that was"
@@ -179,3 +182,33 @@ def test_the_grammar_keeps_its_tokenizer(load, tmp_path, monkeypatch):
         load("grammar", tokenizer=train_tokenizer(made_stories(20), vocab_size=60))
     with pytest.raises(DataError, match="^tokenizer has 72 tokens, expected at most vocab_size=71"):
         load("grammar", vocab_size=71)
+
+
+KEPT = [
+    *("ROMEO:\nIt hath, happy KING.\n  And more.", "romeo:\nIt hath, happy KING.\n  And more."),
+    *("def f(x):\n\treturn  x", "Café “day” 雪 😀", "Привет, мир", "a\r\nb\u2028c\x0bd"),
+]
+
+
+def test_a_text_of_yours_is_what_you_gave(load, tmp_path):
+    path = tmp_path / "kept.jsonl"
+    rows = [{"text": f"{text} {number}"} for text in KEPT for number in range(20)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    corpus = load(path, clean=None, vocab_size=1100, validation_share=0.1)
+    assert corpus.provenance["clean"] == "none"
+    found = []
+    for split in (corpus.train, corpus.validation):
+        ids = stream(split)
+        assert corpus.tokenizer.unk_token_id not in ids
+        texts = corpus.tokenizer.decode(ids).split("[BOS]")
+        found += [text.removesuffix("[EOS]") for text in texts if text.endswith("[EOS]")]
+    assert {*found} <= {row["text"] for row in rows}
+    assert len(found) == len({*found}) >= len(rows) - 4
+
+
+def test_the_cleaning_is_that_of_the_source_or_as_asked(load, source):
+    assert load(source, clean=None).provenance["clean"] == "none"
+    assert load(source).provenance["clean"] == "tinystories"
+    assert corpus_module.cleaning_of("tinystories") == "tinystories"
+    with pytest.raises(DataError, match="clean='none' has no effect on grammar; leave it out"):
+        load("grammar", clean="none")

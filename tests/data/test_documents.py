@@ -19,12 +19,12 @@ def framing_tokenizer():
 
 
 @pytest.fixture
-def load(tmp_path):
+def load(tmp_path, monkeypatch):
     """Load the texts, each a line and the first of them twice."""
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
     (tmp_path / "texts.txt").write_text("\n".join([TEXTS[0], *TEXTS]) + "\n")
 
     def load(tokenizer=None, **how):
-        how |= {"cache_dir": tmp_path / "cache"}
         return load_documents(tmp_path / "texts.txt", tokenizer or framing_tokenizer(), **how)
 
     return load

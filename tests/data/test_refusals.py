@@ -33,6 +33,7 @@ from bilens.errors import DataError
 @pytest.fixture(autouse=True)
 def no_folder(monkeypatch, tmp_path):
     monkeypatch.delenv("BILENS_DATA", raising=False)
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
 
 
@@ -118,7 +119,7 @@ def corpus(stories=None, **options):
     def load(tmp_path):
         tales = stories or [f"Tale {number}: lily saw a big dog." for number in range(120)]
         path = write(tmp_path / "tales.txt", "".join(f"{tale}\n<|endoftext|>\n" for tale in tales))
-        load_corpus(path, cache_dir=tmp_path / "cache", **{"n_ctx": 16, **options})
+        load_corpus(path, **{"n_ctx": 16, "clean": "tinystories", **options})
 
     return load
 
@@ -126,7 +127,7 @@ def corpus(stories=None, **options):
 def documents(**options):
     def load(tmp_path):
         path = write(tmp_path / "texts.txt", "".join(f"t{i % 30} t4\n" for i in range(200)))
-        load_documents(path, TOKENS, cache_dir=tmp_path / "cache", **options)
+        load_documents(path, TOKENS, **options)
 
     return load
 

@@ -1,12 +1,14 @@
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from bilens.data import clean, train_tokenizer
+from bilens.data import clean
+from bilens.data import train_tokenizer as trained_on
 from bilens.errors import BilensError
 
 TEXTS = [
@@ -14,6 +16,7 @@ TEXTS = [
     "The dog and Lily swim. It's a big dog, isn't it?",
     "Zoe quietly jumped over five foxes: kept walking by.",
 ] * 3
+train_tokenizer = partial(trained_on, clean="tinystories")
 SPECIAL = ["[PAD]", "[UNK]", "[BOS]", "[EOS]"]
 
 
@@ -72,7 +75,7 @@ def test_another_process_trains_the_same(tokenizer):
     """Hash maps are seeded per process; within one, chance would not show."""
     code = (
         "from bilens.data import train_tokenizer\n"
-        f"tokenizer = train_tokenizer({TEXTS!r}, vocab_size=160)\n"
+        f"tokenizer = train_tokenizer({TEXTS!r}, vocab_size=160, clean='tinystories')\n"
         "print(sorted(tokenizer.get_vocab().items()))"
     )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -98,3 +101,31 @@ def test_a_word_without_end_is_left_out_of_the_training():
     assert with_long.tokenize("e" * 101) == ["[UNK]"]
     just = train_tokenizer([*TEXTS, *["e" * 100] * 9], vocab_size=160)
     assert just.get_vocab() != plain.get_vocab()
+
+
+@pytest.fixture(scope="module")
+def lossless():
+    return trained_on(TEXTS, vocab_size=1024)
+
+
+@given(st.text(st.characters(codec="utf-8")))
+def test_a_text_that_is_kept_comes_back(lossless, text):
+    ids = lossless(text, split_special_tokens=True)["input_ids"]
+    assert ids[0] == lossless.bos_token_id
+    assert lossless.unk_token_id not in ids
+    assert lossless.decode(ids[1:]) == text
+
+
+def test_words_of_kept_texts_are_tokens_and_special_ones_come_first(lossless, tmp_path):
+    assert lossless.tokenize(" Lily said") == ["ĠLily", "Ġsaid"]
+    assert lossless.convert_ids_to_tokens([0, 1, 2, 3]) == SPECIAL
+    assert len(trained_on(["a b"], vocab_size=20)) == 4 + 3 + 1
+    with pytest.raises(BilensError, match="^vocab_size=6, expected at least 7, room for the spec"):
+        trained_on(["a b"], vocab_size=6)
+    lossless.save_pretrained(tmp_path)
+    assert (
+        AutoTokenizer.from_pretrained(tmp_path)("Ab\n")["input_ids"]
+        == lossless("Ab\n")["input_ids"]
+    )
+    again = trained_on([*TEXTS, "x" * 5_000], vocab_size=1024)
+    assert again.get_vocab() == lossless.get_vocab()

@@ -32,8 +32,8 @@ TEXTS = [STORY.format(a, b) for a in ("Dog", "cat", "fish", "bird") for b in VER
 def stories(folder: str, n_ctx: int) -> Corpus:
     file = Path(folder) / "stories.txt"
     file.write_text("\n<|endoftext|>\n".join(TEXTS), encoding="utf-8")
-    cache_dir = Path(folder) / "cache"
-    return load_corpus(file, n_ctx=n_ctx, vocab_size=300, cache_dir=cache_dir, validation_share=0.2)
+    how = {"vocab_size": 300, "validation_share": 0.2, "clean": "tinystories"}
+    return load_corpus(file, n_ctx=n_ctx, **how)
 
 
 @dataclass(frozen=True)

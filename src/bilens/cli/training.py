@@ -13,6 +13,7 @@ import tyro
 from bilens.cli.console import TextDir, choose_device, out, own_place
 from bilens.errors import BilensError
 from bilens.nn.settings import ClassifierConfig, LanguageSettings
+from bilens.options import Cleaning
 from bilens.settings import Between
 from bilens.train.settings import (
     PRESETS,
@@ -109,6 +110,7 @@ def train_language(
     *,
     data: str = "grammar",
     data_dir: TextDir = None,
+    clean: Cleaning | None = None,
     preset: PresetName | None = None,
     device: Literal["auto", "cpu"] = "auto",
     model: LanguageSettings = PAPER.model,
@@ -128,6 +130,9 @@ def train_language(
     Args:
         data: grammar or deep-grammar (synthetic languages made on the spot), tinystories, or a
             text, parquet or jsonl file, or a folder of them.
+        clean: none keeps texts as they are, with capitals and line ends; tinystories makes them
+            lower-case ASCII on one line, as in the paper. By default tinystories for that data set,
+            and none for texts of your own.
         preset: grammar or tiny (minutes on two cores), story (an hour), paper (a GPU) or 500m
             (several GPUs): values of the settings below. By default grammar for the grammar and
             tiny for other data.
@@ -140,6 +145,7 @@ def train_language(
     run = own_place(output, f"runs/{Path(data).resolve().name}", resume=resume)
 
     from bilens.data import load_corpus
+    from bilens.data.corpus import LANGUAGES, cleaning_of
     from bilens.inputs import check_folder
     from bilens.nn.language import LanguageConfig
     from bilens.processes import from_main_process, this_process
@@ -155,10 +161,13 @@ def train_language(
     state = this_process(cpu=use_cpu)
     begin = partial(check_begin, run, resume=resume, report_to=training.report_to)
     from_main_process(begin)
+    if state.is_main_process and data not in LANGUAGES:
+        done = {"none": "kept as they are", "tinystories": "cleaned, lower-case ASCII on one line"}
+        out.print(f"texts of {Path(data).name}: {done[clean or cleaning_of(data)]} (--clean)")
     # One process fills the cache of token ids, and the others open it.
     with state.main_process_first():
         corpus = load_corpus(
-            data, n_ctx=config.n_ctx, vocab_size=config.vocab_size, data_dir=data_dir
+            data, n_ctx=config.n_ctx, vocab_size=config.vocab_size, data_dir=data_dir, clean=clean
         )
     # A small corpus may have fewer tokens than were asked for.
     config.vocab_size = len(corpus.tokenizer)

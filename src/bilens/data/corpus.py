@@ -14,16 +14,17 @@ from bilens.checks import check_count, checked
 from bilens.data.languages import DeepGrammar, Grammar
 from bilens.data.texts import (
     HUB,
+    SPECIAL_TOKENS,
     clean,
     read_texts,
     text_files,
     tokenize,
     train_tokenizer,
-    with_special_tokens,
 )
 from bilens.errors import BilensError, DataError
 from bilens.hub import named_folder
 from bilens.lazy_imports import datasets, tokenizers, transformers
+from bilens.options import Cleaning
 from bilens.settings import Between, Seed, Size
 
 Item = TypeVar("Item")
@@ -75,16 +76,16 @@ def load_corpus(
     vocab_size: Size = 4096,
     tokenizer: "transformers.PreTrainedTokenizerFast | None" = None,
     data_dir: str | Path | None = None,
-    cache_dir: str | Path | None = None,
     validation_share: HeldOut = 0.05,
     seed: Seed = 0,
+    clean: Cleaning | None = None,
 ) -> Corpus:
     """Load a corpus by its name or from files, ready for training.
 
-    Stories are cleaned (`clean`). Of stories that differ only in case the first stays. They are
-    shuffled and split, and each becomes [BOS] story [EOS]. The stories of a split are joined and
-    cut into rows, a thousand stories at a time; an incomplete last row is dropped. Stories and rows
-    are cached by `datasets`, by the arguments and by the sizes and modification times of the files.
+    Of equal stories the first stays. They are shuffled and split, and each becomes [BOS] story
+    [EOS]. The stories of a split are joined and cut into rows, a thousand stories at a time; an
+    incomplete last row is dropped. Stories and rows are cached by `datasets`
+    (HF_DATASETS_CACHE, HF_HOME), by the arguments and by the sizes and modification times of files.
 
     Args:
         name: "grammar" or "deep-grammar", languages with known probabilities (`Grammar`,
@@ -93,9 +94,11 @@ def load_corpus(
         vocab_size: the largest number of tokens; a tokenizer is trained on the training split.
         tokenizer: used instead; it must have tokens for beginning and end.
         data_dir: as in `read_texts`.
-        cache_dir: folder of the cache; by default that of `datasets` (HF_DATASETS_CACHE, HF_HOME).
         validation_share: share of the stories for validation.
         seed: seed of the order and the split, and of the sentences of the grammar.
+        clean: "none" keeps texts as they are, with capitals and line ends; "tinystories" is
+            `bilens.data.clean`, and stories that differ only in case are equal. By default the
+            source's own: "tinystories" for that name, and "none" for files.
 
     Raises:
         DataError: as in `read_texts`; or a split is shorter than a row, or the tokenizer does not
@@ -106,9 +109,12 @@ def load_corpus(
     if tokenizer is not None:
         _check_tokenizer(tokenizer, vocab_size)
     if name in LANGUAGES:
+        if clean is not None:
+            raise DataError(f"clean={clean!r} has no effect on {name}; leave it out")
         sizes = n_ctx, vocab_size, validation_share, seed
         return _synthetic(str(name), tokenizer, *sizes)
-    stories = _distinct_texts(name, data_dir, cache_dir, cleaned=True)
+    clean = clean or cleaning_of(name)
+    stories = _distinct_texts(name, data_dir, cleaned=clean == "tinystories")
     held_out = max(1, round(len(stories) * validation_share))
     if len(stories) <= held_out:
         raise DataError(
@@ -117,16 +123,22 @@ def load_corpus(
         )
     parts = stories.train_test_split(test_size=held_out, seed=seed)
     if tokenizer is None:
-        arguments = {"stories": parts["train"], "vocab_size": vocab_size}
-        (row,) = _cached(_rows_of_tokenizer, arguments, cache_dir)
-        tokenizer = with_special_tokens(tokenizers.Tokenizer.from_str(row["text"]))
+        arguments = {"stories": parts["train"], "vocab_size": vocab_size, "clean": clean}
+        (row,) = _cached(_rows_of_tokenizer, arguments)
+        trained = tokenizers.Tokenizer.from_str(row["text"])
+        tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=trained, **SPECIAL_TOKENS)
     ends = [tokenizer.bos_token_id], [tokenizer.eos_token_id]
     train, validation = (
         _tokenized(parts[split], tokenizer, *ends, n_ctx, add_special_tokens=False)
         for split in ("train", "test")
     )
-    origin = _origin(name, data_dir, cache_dir)
+    origin = {**_origin(name, data_dir), "clean": clean}
     return Corpus(Path(name).name, tokenizer, train, validation, origin)
+
+
+def cleaning_of(name: str | Path) -> Cleaning:
+    """Return what is done to the texts of a source by default."""
+    return "tinystories" if str(name) in HUB else "none"
 
 
 @checked
@@ -138,7 +150,6 @@ def load_documents(
     shortest: Tokens | None = None,
     validation_share: HeldOut = 0.05,
     data_dir: str | Path | None = None,
-    cache_dir: str | Path | None = None,
 ) -> Corpus:
     """Load texts in the tokens of a pretrained model.
 
@@ -154,7 +165,6 @@ def load_documents(
             others are dropped. By default all are joined, and cut into rows of `n_ctx`.
         validation_share: share of the texts for validation.
         data_dir: as in `read_texts`.
-        cache_dir: as in `load_corpus`.
 
     Raises:
         DataError: as in `load_corpus`.
@@ -170,14 +180,14 @@ def load_documents(
     bare = tokenize(tokenizer, "a")[:1] != [tokenizer.bos_token_id]
     # A tokenizer that begins texts marks where each starts; without that the end has to.
     end = [tokenizer.eos_token_id] if bare and tokenizer.eos_token_id is not None else []
-    texts = _distinct_texts(name, data_dir, cache_dir, cleaned=False)
+    texts = _distinct_texts(name, data_dir, cleaned=False)
 
     def rows(held_out: bool) -> "datasets.Dataset":
         arguments = {"share": validation_share, "held_out": held_out}
         part = texts.filter(_belongs, input_columns="text", fn_kwargs=arguments)
         return _tokenized(part, tokenizer, [], end, n_ctx, shortest)
 
-    origin = _origin(name, data_dir, cache_dir)
+    origin = _origin(name, data_dir)
     return Corpus(Path(name).name, tokenizer, lambda: rows(False), rows(True), origin)
 
 
@@ -232,21 +242,19 @@ def _synthetic(
 
 
 def _distinct_texts(
-    name: str | Path, data_dir: str | Path | None, cache_dir: str | Path | None, *, cleaned: bool
+    name: str | Path, data_dir: str | Path | None, *, cleaned: bool
 ) -> "datasets.Dataset":
     """Return the distinct texts of a source in a column `text`, read once."""
     files = _stamped_files(name, data_dir)
     arguments = {"source": str(name), "data_dir": data_dir, "cleaned": cleaned, "files": files}
-    return _cached(_rows_of_texts, arguments, cache_dir)
+    return _cached(_rows_of_texts, arguments)
 
 
-def _origin(
-    name: str | Path, data_dir: str | Path | None, cache_dir: str | Path | None
-) -> dict[str, str | None]:
+def _origin(name: str | Path, data_dir: str | Path | None) -> dict[str, str | None]:
     """Return `Corpus.origin`; the hub gives no files, and so no digest."""
     files = _stamped_files(name, data_dir)
     folder = named_folder(data_dir) if str(name) in HUB else None
-    digest = _cached(_rows_of_digest, {"files": files}, cache_dir)[0]["text"] if files else None
+    digest = _cached(_rows_of_digest, {"files": files})[0]["text"] if files else None
     return {
         "data": str(name) if str(name) in HUB else str(Path(name).resolve()),
         "data_dir": None if folder is None else str(folder.resolve()),
@@ -292,24 +300,23 @@ def _rows_of_texts(
 
 
 def _rows_of_tokenizer(
-    stories: "datasets.Dataset", vocab_size: int, version: int
+    stories: "datasets.Dataset", vocab_size: int, clean: Cleaning, version: int
 ) -> Iterator[dict[str, str]]:
-    yield {"text": train_tokenizer(stories["text"], vocab_size).backend_tokenizer.to_str()}
+    trained = train_tokenizer(stories["text"], vocab_size, clean)
+    yield {"text": trained.backend_tokenizer.to_str()}
 
 
 def _cached(
-    generate: Callable[..., Iterator[dict[str, str]]],
-    arguments: dict[str, Any],
-    cache_dir: str | Path | None,
+    generate: Callable[..., Iterator[dict[str, str]]], arguments: dict[str, Any]
 ) -> "datasets.Dataset":
     """Return generated rows of a column `text`, from the cache of `datasets` if they are there."""
-    place = str(datasets.config.HF_DATASETS_CACHE if cache_dir is None else cache_dir)
+    place = str(datasets.config.HF_DATASETS_CACHE)
     try:
         return datasets.Dataset.from_generator(
             generate,
             features=datasets.Features(text=datasets.Value("string")),
             # A changed cleaning needs another version.
-            gen_kwargs=arguments | {"version": 3},
+            gen_kwargs=arguments | {"version": 4},
             cache_dir=place,
         )
     except datasets.exceptions.DatasetGenerationError as error:

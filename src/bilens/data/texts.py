@@ -21,6 +21,7 @@ from bilens.errors import BilensError, CheckpointError, DataError, is_panic
 from bilens.files import check_downloaded, visible_paths
 from bilens.hub import hub_split, is_folder, named_folder
 from bilens.lazy_imports import datasets, tokenizers, transformers
+from bilens.options import Cleaning
 from bilens.settings import Size
 
 HUB = {"tinystories": "roneneldan/TinyStories"}
@@ -291,22 +292,30 @@ def _errors_of(tokenizer: Any, given: str) -> Iterator[None]:
 
 @checked
 def train_tokenizer(
-    texts: Iterable[str], vocab_size: Size = 4096
+    texts: Iterable[str], vocab_size: Size = 4096, clean: Cleaning = "none"
 ) -> "transformers.PreTrainedTokenizerFast":
-    """Train a WordPiece tokenizer in which every common word is a single token.
+    """Train a tokenizer in which every common word is a single token.
 
-    Every character that is not a letter is a token, and white space only separates. Letters are
-    lower case, without accents. A word that is not a token is cut into pieces; those after the
-    first are written ##like ##this. `[PAD]`, `[UNK]`, `[BOS]` and `[EOS]` are tokens 0 to 3. The
-    tokenizer adds none of them to a text: the caller marks its beginning and end.
+    `[PAD]`, `[UNK]`, `[BOS]` and `[EOS]` are tokens 0 to 3.
+
+    - "none": pairs of bytes are merged (BPE), so that a text comes back as it was, with its
+      capitals and line ends. Each byte is a token if there are 1,024 or more; of a smaller
+      vocabulary only those in the texts. The tokenizer puts `[BOS]` before a text.
+    - "tinystories": WordPiece. Every character that is not a letter is a token, and white space
+      only separates. Letters are lower case, without accents. A word that is not a token is cut
+      into pieces; those after the first are written ##like ##this. The tokenizer adds no token.
 
     Args:
-        texts: cleaned texts (`bilens.data.clean`). The same texts yield the same tokenizer.
+        texts: texts to learn from. The same texts yield the same tokenizer.
         vocab_size: the largest number of tokens, with the special ones and all single characters;
             short texts yield fewer.
+        clean: how the texts were cleaned, as in `load_corpus`.
 
-    Source: Pearce et al. 2024, appendix C.4; WordPiece: Wu et al. 2016, arXiv:1609.08144.
+    Source: BPE: Sennrich et al. 2016, arXiv:1508.07909. WordPiece: Pearce et al. 2024, appendix
+    C.4, and Wu et al. 2016, arXiv:1609.08144.
     """
+    if clean == "none":
+        return _byte_pairs(texts, vocab_size)
     # tokenizers numbers the inner letters in the order of a hash map, which differs from run to
     # run, and breaks ties between pieces by these numbers. Naming them first makes it repeatable.
     special = [*SPECIAL_TOKENS.values(), *(f"##{letter}" for letter in ascii_lowercase)]
@@ -315,16 +324,43 @@ def train_tokenizer(
     )
     # WordPiece maps a word of more letters to the unknown token.
     draft = _with_rules(tokenizers.models.WordPiece(unk_token="[UNK]"), 100)
+    vocabulary = _learned(draft, trainer, texts, vocab_size)
+    # A second tokenizer around the same vocabulary, in which the inner letters are not special.
+    trained = _with_rules(tokenizers.models.WordPiece(vocab=vocabulary, unk_token="[UNK]"))
+    return with_special_tokens(trained)
+
+
+def _learned(draft: Any, trainer: Any, texts: Iterable[str], vocab_size: int) -> dict[str, int]:
     draft.train_from_iterator(texts, trainer)
-    vocabulary = draft.get_vocab()
+    vocabulary: dict[str, int] = draft.get_vocab()
     if len(vocabulary) > vocab_size:
         raise BilensError(
             f"vocab_size={vocab_size}, expected at least {len(vocabulary)}, room for the special "
             "tokens and every single character"
         )
-    # A second tokenizer around the same vocabulary, in which the inner letters are not special.
-    trained = _with_rules(tokenizers.models.WordPiece(vocab=vocabulary, unk_token="[UNK]"))
-    return with_special_tokens(trained)
+    return vocabulary
+
+
+def _byte_pairs(texts: Iterable[str], vocab_size: int) -> "transformers.PreTrainedTokenizerFast":
+    cuts, special = tokenizers.pre_tokenizers, list(SPECIAL_TOKENS.values())
+    by_bytes = cuts.ByteLevel(add_prefix_space=False)
+    trained = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token="[UNK]"))
+    # Training time grows with the square of a word.
+    longest = cuts.Split(tokenizers.Regex(r"[^\s]{101,}"), "removed")
+    trained.pre_tokenizer = cuts.Sequence([longest, by_bytes])
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=special,
+        initial_alphabet=cuts.ByteLevel.alphabet() if vocab_size >= 1024 else [],
+        show_progress=False,
+    )
+    _learned(trained, trainer, texts, vocab_size)
+    trained.pre_tokenizer, trained.decoder = by_bytes, tokenizers.decoders.ByteLevel()
+    begin = ("[BOS]", special.index("[BOS]"))
+    trained.post_processor = tokenizers.processors.TemplateProcessing(
+        single="[BOS] $A", special_tokens=[begin]
+    )
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=trained, **SPECIAL_TOKENS)
 
 
 def with_special_tokens(

@@ -15,18 +15,19 @@ from transformers import GenerationConfig
 from bilens.analysis import Reading
 from bilens.checks import check_finite, check_index, check_sum, checked, detached
 from bilens.data import Corpus, load_corpus, load_documents
-from bilens.data.corpus import batched
+from bilens.data.corpus import LANGUAGES, batched
 from bilens.data.texts import write_out
 from bilens.errors import BilensError
 from bilens.language.names import TokenDirection
 from bilens.language.stream import Sources, read_stream
+from bilens.options import Cleaning
 from bilens.progress import progress_bar
 from bilens.sections import Fact
 from bilens.settings import Count, NotNegative, Seed
 from bilens.tensor import Spectrum
 from bilens.transformer import ResidualModel
 from bilens.transformer.running import fresh, rotates_by_length
-from bilens.transformer.tokens import max_tokens, require_tokenizer, trained_on_clean_text
+from bilens.transformer.tokens import is_own, max_tokens, require_tokenizer, trained_on_clean_text
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,7 +197,7 @@ def _run_texts(
 
 @checked
 def corpus_for(model: ResidualModel, data: str, data_dir: str | Path | None = None) -> Corpus:
-    """Load texts in the form of the model's training: cleaned for bilens's own models.
+    """Load texts in the form of the model's training, and of bilens's own models in its split.
 
     `data` and `data_dir` are those of `bilens.data.load_corpus`.
 
@@ -204,10 +205,12 @@ def corpus_for(model: ResidualModel, data: str, data_dir: str | Path | None = No
         DataError: the texts do not exist.
     """
     tokenizer: Any = require_tokenizer(model.tokenizer)
-    # Texts in another form would be rare tokens to the model.
-    if trained_on_clean_text(model.tokenizer):
+    if is_own(tokenizer):
         sizes = {"n_ctx": model.model.config.n_ctx, "vocab_size": model.vocab_size}
-        return load_corpus(data, **sizes, tokenizer=tokenizer, data_dir=data_dir)
+        # Texts in another form would be rare tokens to the model.
+        form: Cleaning = "tinystories" if trained_on_clean_text(tokenizer) else "none"
+        clean = None if data in LANGUAGES else form
+        return load_corpus(data, **sizes, tokenizer=tokenizer, data_dir=data_dir, clean=clean)
     # Contexts are looked up in texts of at most 256 tokens.
     n_ctx = min(256, max_tokens(model.model.config))
     return load_documents(data, tokenizer, n_ctx=n_ctx, data_dir=data_dir)

@@ -260,7 +260,7 @@ class _Watch(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **more: Any) -> None:
         self.trainer.restore_loss()
-        self.bar.reset(state.max_steps)
+        self.bar.total = state.max_steps
         self.bar.initial = self.bar.n = state.global_step
         self.seconds = self._stored(state).get("seconds", 0.0)
         self.since = time.perf_counter()

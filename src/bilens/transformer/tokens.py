@@ -34,7 +34,14 @@ def listed_ids(argument: str, text: str) -> list[int]:
 
 
 def trained_on_clean_text(tokenizer: Any) -> bool:
-    """Return True for tokenizers of bilens's own models, which learn from cleaned texts."""
+    """Return True for tokenizers of bilens's own models that learned from cleaned texts."""
+    if not is_own(tokenizer):
+        return False
+    return type(tokenizer.backend_tokenizer.model).__name__ != "BPE"
+
+
+def is_own(tokenizer: Any) -> bool:
+    """Return True for tokenizers of bilens's own models, whose texts are split by `load_corpus`."""
     return getattr(tokenizer, "bos_token", None) == "[BOS]"
 
 
