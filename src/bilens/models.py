@@ -77,7 +77,9 @@ def load(
     model: Any = opened.requires_grad_(False).to(device)
     if isinstance(model, ImageClassifier):
         return model
-    return transformer.ResidualModel(model, loading.find_tokenizer(source, model, **place))
+    view = transformer.ResidualModel(model, loading.find_tokenizer(source, model, **place))
+    view.source = source
+    return view
 
 
 def _open_module(module: nn.Module, input_shape: Sequence[int] | None) -> Any:

@@ -318,9 +318,12 @@ def summary(
     prompt: str = "",
     token: str | None = None,
     minus: str = "",
-    n_tokens: Count = 256,
+    n_tokens: Count | None = None,
 ) -> Reading:
     """Measure a language model's loss, and split a logit of a held-out text over its parts.
+
+    The loss is in nats a token and in bits a character and byte, as the tokenizer writes the text.
+    Beside it are a unigram, the frequencies of the same tokens, and the last loss of its training.
 
     The text is the one whose next token the model predicts with the largest margin.
 
@@ -334,15 +337,18 @@ def summary(
             other one.
         minus: tokens whose mean is subtracted from it, separated by commas; one with a comma in
             double quotes.
-        n_tokens: number of tokens of the validation texts that the loss is measured on.
+        n_tokens: number of tokens of the validation texts that the loss is measured on; by default
+            as many as leave it a standard error of 1 %.
     """
     from bilens.flows.summary import read_summary
     from bilens.language import TokenDirection
+    from bilens.train.run_directory import last_loss
 
     if minus and token is None:
         raise BilensError(f"minus={minus!r} is subtracted from a token; give token too")
     direction = None if token is None else TokenDirection(token, token_list(minus))
-    return read_summary(model, corpus, prompt, direction, n_tokens=n_tokens)
+    trained = last_loss(model.source)
+    return read_summary(model, corpus, prompt, direction, n_tokens=n_tokens, training_loss=trained)
 
 
 @analysis("generate")

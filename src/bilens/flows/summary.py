@@ -1,9 +1,10 @@
 """Summary of a language model: why it predicts one token of a text, and its loss."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, islice
+from math import ceil, exp, inf, isfinite, log, nan
 from typing import ClassVar
 
 import torch
@@ -19,6 +20,7 @@ from bilens.flows.question import Question
 from bilens.flows.reading import FlowReading, answer_question
 from bilens.language.names import TokenDirection, in_words, token_names
 from bilens.language.outputs import model_facts
+from bilens.progress import progress_bar
 from bilens.sections import Columns, Fact
 from bilens.settings import Count
 from bilens.transformer import ResidualModel
@@ -33,14 +35,38 @@ EXAMPLES = (
 PROMPT_TOKENS = 8
 
 
+ENOUGH = 0.01
+"""Standard error of a loss, as a share of it, up to which texts are measured."""
+
+
 @dataclass(frozen=True)
 class TextLoss:
-    """The loss of the beginnings of held-out texts."""
+    """The loss of held-out texts."""
 
     loss: float  # mean negative log-likelihood of a token, in nats
-    error: float  # its standard error over texts; 0 for a single text
+    error: float  # its standard error over texts; infinite for a single text
     n_tokens: int
     n_texts: int
+    n_characters: int  # of these tokens, written out by the tokenizer
+    n_bytes: int
+    unigram: float  # loss of the frequencies of these very tokens, which no other unigram is below
+    is_all: bool  # no held-out text is left
+
+    def bits(self, of: int) -> float:
+        """Return the loss of all tokens in bits, over a number of characters or bytes."""
+        return self.loss * self.n_tokens / log(2) / of if of else nan
+
+    @property
+    def shortage(self) -> str:
+        """A sentence on texts that were too few; empty otherwise."""
+        share = self.error / self.loss if self.loss else 0.0
+        if share <= ENOUGH or not self.is_all:
+            return ""
+        spread = f"± {share:.1%}, as far as they tell" if share < inf else "an unknown error"
+        return (
+            f"All {self.n_tokens:,} held-out tokens are measured, with {spread}; an error of "
+            f"{ENOUGH:.0%} takes more text."
+        )
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -52,6 +78,7 @@ class LanguageSummary(Reading):
     text_loss: TextLoss | None  # None without texts
     next_tokens: Columns  # most likely next tokens of the prompt, with their probabilities
     flow: FlowReading  # flow of the prompt's logit, with its strongest nodes removed
+    training_loss: float | None = None  # last validation of its own training, if there is a record
 
     has_plain_fields: ClassVar[bool] = True
     formats: ClassVar[dict[str, str]] = {"probability": ".1%"}
@@ -65,12 +92,18 @@ class LanguageSummary(Reading):
         loss = self.text_loss
         if loss is None:
             return [*self.about]
-        return [
+        facts: list[Fact] = [
             *self.about,
-            (f"loss on {loss.n_tokens:,} tokens, nats", round(loss.loss, 3)),
-            ("standard error", round(loss.error, 3)),
-            ("perplexity", round(float(torch.tensor(loss.loss).exp()), 2)),
+            (f"loss on {loss.n_tokens:,} tokens, nats", round(loss.loss, 4)),
+            *[("standard error", round(loss.error, 4))] * isfinite(loss.error),
+            ("perplexity", round(exp(loss.loss), 2)),
+            ("bits a character", round(loss.bits(loss.n_characters), 4)),
+            ("bits a byte", round(loss.bits(loss.n_bytes), 4)),
+            ("loss of the tokens' frequencies, a unigram", round(loss.unigram, 4)),
         ]
+        if self.training_loss is not None:
+            facts.append(("validation loss in its training", round(self.training_loss, 4)))
+        return [*facts, ("", loss.shortage)] if loss.shortage else facts
 
 
 @detached
@@ -81,7 +114,8 @@ def read_summary(
     direction: TokenDirection | None = None,
     *,
     against: str = "",
-    n_tokens: Count = 256,
+    n_tokens: Count | None = None,
+    training_loss: float | None = None,
 ) -> LanguageSummary:
     """Split the change of a logit between two texts over a model's parts, and measure its loss.
 
@@ -92,14 +126,16 @@ def read_summary(
         direction: the token whose logit is split; by default that of the example, or the likeliest
             next token minus the second.
         against: the second text; by default that of the example, or one of the corpus.
-        n_tokens: number of tokens of the validation texts that the loss is measured on.
+        n_tokens: number of tokens of the validation texts that the loss is measured on; by default
+            as many as leave it a standard error of 1 %.
+        training_loss: the last loss of its own training, to stand beside.
 
     Raises:
         BilensError: without a prompt, there are no texts, and the model knows no example.
     """
     loss = None
     if corpus is not None:
-        loss = measure_loss(model, (row["input_ids"] for row in corpus.validation), n_tokens)
+        loss = measure_loss(model, corpus.validation, n_tokens)
     if not prompt:
         example = example_of(model, corpus)
         prompt, against = example.prompt, against or example.against
@@ -131,30 +167,70 @@ def read_summary(
             shown=80,
             ablate=8,
         ),
+        training_loss=training_loss,
     )
 
 
 def measure_loss(
-    model: ResidualModel, texts: Iterable[torch.Tensor], n_tokens: int, length: int = 32
+    model: ResidualModel, rows: Sequence[Mapping[str, torch.Tensor]], n_tokens: int | None = None
 ) -> TextLoss:
-    """Measure the loss of the first `length` tokens of texts.
+    """Measure the loss of rows of token ids in order.
 
-    Texts are read until they have `n_tokens`.
+    Rows are read until they have `n_tokens`, or by default until the standard error of the loss is
+    1 % of it, from eight texts on.
     """
     sums: list[float] = []
     counts: list[int] = []
-    for text in texts:
-        if sum(counts) >= n_tokens:
+    frequencies = torch.zeros(model.vocab_size, dtype=torch.float64)
+    n_characters = n_bytes = 0
+    for row in (bar := progress_bar("loss on held-out texts", rows)):
+        if _is_enough(sums, counts, n_tokens):
             break
-        ids = text[:length].to(model.device)
+        ids = row["input_ids"].to(model.device)
         logits, right = model.logits(ids[None])[0, :-1].float(), ids[1:]
         sums.append(float(functional.cross_entropy(logits, right, reduction="sum")))
         counts.append(len(right))
-    loss, n_texts = sum(sums) / max(sum(counts), 1), len(sums)
-    # Tokens of a text are alike, so texts are what varies: the error of a ratio of two sums.
+        frequencies += right.cpu().bincount(minlength=model.vocab_size)
+        if model.tokenizer is not None:
+            written = write_out(model.tokenizer, right, skip_special_tokens=True)
+            n_characters, n_bytes = n_characters + len(written), n_bytes + len(written.encode())
+        bar.total = _needed(sums, counts, n_tokens, len(rows))
+    total = sum(counts)
+    shares = frequencies / max(total, 1)
+    return TextLoss(
+        loss=sum(sums) / max(total, 1),
+        error=_error(sums, counts),
+        n_tokens=total,
+        n_texts=len(sums),
+        n_characters=n_characters,
+        n_bytes=n_bytes,
+        unigram=float(torch.special.entr(shares).sum()),
+        is_all=len(sums) == len(rows),
+    )
+
+
+def _is_enough(sums: list[float], counts: list[int], n_tokens: int | None) -> bool:
+    if n_tokens is not None:
+        return sum(counts) >= n_tokens
+    return len(sums) >= 8 and _error(sums, counts) * sum(counts) <= ENOUGH * sum(sums)
+
+
+def _needed(sums: list[float], counts: list[int], n_tokens: int | None, most: int) -> int:
+    """Return about how many rows will be read, for the time that is left."""
+    if n_tokens is not None:
+        return min(most, ceil(n_tokens * len(sums) / sum(counts)))
+    spread = _error(sums, counts) * sum(counts) / max(sum(sums), 1e-12)
+    needed = len(sums) * (spread / ENOUGH) ** 2
+    return most if needed >= most else max(8, len(sums), ceil(needed))
+
+
+def _error(sums: list[float], counts: list[int]) -> float:
+    """Return the standard error of the ratio of two sums over texts, whose tokens are alike."""
+    if len(sums) < 2:
+        return inf
+    loss, n_texts = sum(sums) / sum(counts), len(sums)
     squares = sum((total - loss * n) ** 2 for total, n in zip(sums, counts, strict=True))
-    error = (squares * n_texts / max(n_texts - 1, 1)) ** 0.5 / max(sum(counts), 1)
-    return TextLoss(loss, error, sum(counts), n_texts)
+    return float((squares * n_texts / (n_texts - 1)) ** 0.5 / sum(counts))
 
 
 @dataclass(frozen=True)

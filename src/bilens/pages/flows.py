@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from math import log
+from math import isfinite, log
 from typing import Any
 
 import pandas as pd
@@ -200,12 +200,15 @@ def _loss_in_words(reading: LanguageSummary) -> tuple[str, str]:
     loss, even = reading.text_loss, log(reading.vocab_size)
     if loss is None:
         return "", "The loss was not measured, since no texts were named (--data FILE.txt)."
-    at_chance = loss.loss > even - 2 * loss.error
+    has_error = isfinite(loss.error)
+    at_chance = loss.loss > even - (2 * loss.error if has_error else 0)
+    spread = f" ± {loss.error:.3f} (standard error over texts)" if has_error else ""
     return (
         "The model is no better than guessing evenly among all tokens. " * at_chance,
-        f"On the beginnings of {loss.n_texts} held-out texts ({loss.n_tokens:,} tokens) the "
-        f"loss is {loss.loss:.2f} ± {loss.error:.2f} nats a token (standard error over texts); "
-        f"guessing evenly has {even:.2f}.",
+        f"On {loss.n_texts:,} held-out texts ({loss.n_tokens:,} tokens) the loss is "
+        f"{loss.loss:.3f}{spread} nats a token, or {loss.bits(loss.n_characters):.3f} bits a "
+        f"character; the frequencies of the same tokens have {loss.unigram:.2f}, guessing evenly "
+        f"{even:.2f}. {loss.shortage}",
     )
 
 

@@ -14,6 +14,7 @@ from bilens.language import TokenDirection
 from bilens.language.outputs import read_language
 from bilens.nn import ImageClassifier
 from bilens.options import token_list
+from bilens.train.run_directory import last_loss
 from bilens.transformer import ResidualModel
 
 
@@ -83,7 +84,10 @@ def _language_readings(
     if "against" in given and "prompt" not in given:
         raise BilensError(f"against={given['against']!r} is a second text; give prompt too")
     texts = given.get("prompt", ""), given.get("against", "")
-    overview = read_summary(model, corpus, texts[0], direction, against=texts[1])
+    trained = last_loss(source)
+    overview = read_summary(
+        model, corpus, texts[0], direction, against=texts[1], training_loss=trained
+    )
     if not reads_layer:
         # Weights of one layer among many say little, and take longer than all of the above.
         return [overview]

@@ -251,6 +251,14 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
     return files.read_json(run / METRICS_NAME, lines=True)
 
 
+def last_loss(run: str | Path | None) -> float | None:
+    """Return the last validation loss of a training, in nats a token; None without a record."""
+    if run is None or not (Path(run) / METRICS_NAME).is_file():
+        return None
+    losses = [record["eval_loss"] for record in read_metrics(Path(run)) if "eval_loss" in record]
+    return losses[-1] if losses else None
+
+
 def read_training(source: str | Path, **hub: Any) -> dict[str, Any]:
     """Return the data set and the settings of a run, a directory or a complete repository.
 

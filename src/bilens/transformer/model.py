@@ -49,6 +49,7 @@ class ResidualModel:
         model: the model itself.
         tokenizer: its tokenizer, or None.
         modules: those of the model, by their role; an error for a family that is not known.
+        source: where it was opened from, or None.
         places: those at which a pass is recorded, cut and changed.
 
     Raises:
@@ -61,6 +62,7 @@ class ResidualModel:
         check_weights(model)
         check_unhooked(model)
         self.model: Any = model
+        self.source: Any = None
         self.tokenizer = tokenizer
         check_merged(model)
         self._numbers: dict[str, Any] = {}
