@@ -47,7 +47,9 @@ def test_the_loss_is_that_of_the_model(llama):
     shares = right.bincount() / len(right)
     unigram = -shares[shares > 0].log() @ shares[shares > 0]
     assert measured.unigram == pytest.approx(float(unigram), rel=1e-5)
-    written = "".join(llama.tokenizer.decode(ids[1:]) for ids in texts[:3])
+    written = "".join(
+        llama.tokenizer.decode(ids[1:], skip_special_tokens=True) for ids in texts[:3]
+    )
     assert measured.n_characters == measured.n_bytes == len(written)
     nats = measured.loss * measured.n_tokens
     assert measured.bits(len(written)) == pytest.approx(nats / log(2) / len(written))
@@ -88,9 +90,9 @@ def test_a_run_is_measured_beside_its_own_log(tmp_path, monkeypatch, capsys):
     small = "--d-model 8 --d-hidden 8 --n-heads 2 --n-ctx 16 --vocab-size 90 --batch-size 4"
     train = f"train language --data verse.txt --output run --epochs 1 --device cpu {small}"
     assert "texts of verse.txt: kept as they are (--clean)" in output_of(capsys, *train.split())
-    facts = in_json(capsys, "summary", "run")
+    record = in_json(capsys, "summary", "run")
     logged = last_loss(tmp_path / "run")
-    assert facts["validation loss in its training"] == pytest.approx(logged, abs=1e-3)
+    assert record["training_loss"] == pytest.approx(logged)
     view = bilens.load("run")
     corpus = corpus_for(view, "verse.txt")
     rows = [row["input_ids"] for row in corpus.validation]
@@ -98,9 +100,13 @@ def test_a_run_is_measured_beside_its_own_log(tmp_path, monkeypatch, capsys):
     written = "".join(view.tokenizer.decode(ids[1:], skip_special_tokens=True) for ids in rows)
     assert "ROMEO" in written
     assert "\n" in written
-    assert facts["bits a character"] == pytest.approx(nats / log(2) / len(written), abs=1e-3)
-    assert facts["loss of the tokens' frequencies, a unigram"] > 0
-    assert "held-out tokens are measured" in output_of(capsys, "summary", "run")
+    measured = record["text_loss"]
+    assert measured["n_characters"] == len(written)
+    assert measured["loss"] * measured["n_tokens"] == pytest.approx(nats, rel=1e-4)
+    assert measured["loss"] == pytest.approx(logged, rel=1e-3)
+    shown = output_of(capsys, "summary", "run")
+    assert f"bits a character {nats / log(2) / len(written):.4g}" in shown
+    assert "held-out tokens are measured" in shown
     assert "ROMEO" in output_of(
         capsys, "generate", "run", "--prompt", "ROMEO 3:\n", "--tokens", "3"
     )
