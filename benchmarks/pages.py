@@ -1,4 +1,4 @@
-"""Words until the answer of reports, their heights, what is wrong with their texts, and their time.
+"""Words until the answer of reports, sizes, heights, what is wrong with texts, and time.
 
 `python -m benchmarks.pages PAGE.html ...` measures pages, with Chrome or Chromium also heights.
 `--write` makes `results/pages.json` of them. `--report MODEL --data NAME` times a report in
@@ -25,8 +25,9 @@ ENDS = """() => document.documentElement.scrollHeight"""
 OPEN = "document.querySelectorAll('section > details').forEach((part) => { part.open = true; })"
 SMALL = """() => [...document.querySelectorAll("main text, main tspan")]
     .filter((e) => e.textContent.trim() && e.checkVisibility())
-    .map((e) => parseFloat(getComputedStyle(e).fontSize))"""
-"""Script: sizes of all labels in pixels."""
+    .map((e) => [parseFloat(getComputedStyle(e).fontSize), e.getScreenCTM()])
+    .map(([size, matrix]) => size * Math.hypot(matrix.a, matrix.b))"""
+"""Script: sizes of all labels in pixels of the window."""
 
 
 def words_until_answered(page: str) -> int:
@@ -88,9 +89,10 @@ def main() -> None:
     for page in options.pages:
         name = f"{page.stem} of {page.parent.name}"
         words = words_until_answered(page.read_text(encoding="utf-8"))
-        rows.append(Row(f"{name}: words until the end of the answer", words))
+        size = Row(f"{name}: size", round(page.stat().st_size / 1e6, 2), unit="MB")
+        rows += [Row(f"{name}: words until the end of the answer", words), size]
         if of := sizes.get(page):
-            least = min(of[f"{window}, smallest label"] for window in SIZES)
+            least = round(min(of[f"{window}, smallest label"] for window in SIZES), 1)
             rows += [
                 *(Row(f"{name}: height, {window}", of[window], unit="pixels") for window in SIZES),
                 Row(f"{name}: smallest label", least, unit="pixels"),

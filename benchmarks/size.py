@@ -6,6 +6,7 @@ outside `bilens.hooks`. Walks are those of `benchmarks.walks`.
 """
 
 import ast
+import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -103,6 +104,8 @@ def counts() -> dict[str, float]:
     sizes = {"lines of the package": lines, "files of the package": len(paths)}
     sizes |= {"classes": found.pop("classes"), "public names": len(names), **found}
     sizes["longest function"] = longest
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    sizes["dependencies of a core install"] = len(project["dependencies"])
     return sizes | {"comprehensions per thousand lines": round(1000 * comprehensions / lines, 1)}
 
 

@@ -5,6 +5,7 @@ A language model is trained on the grammar for them, which takes a minute.
 
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 from experiments.curves import BLUE, GREY, RED
@@ -103,7 +104,11 @@ def folding_figure() -> Figure:
         axes.text(-0.5, y + 0.42, name, weight="bold", ha="center")
         axes.plot([0, 4], [y, y], color=GREY, zorder=1)
         for x, text in cells.items():
-            box = {"edgecolor": {2: RED}.get(x, BLUE), "facecolor": "white", "pad": 5}
+            box: dict[str, Any] = {
+                "edgecolor": {2: RED}.get(x, BLUE),
+                "facecolor": "white",
+                "pad": 5,
+            }
             axes.text(x, y, text, ha="center", va="center", bbox=box)
     axes.set_axis_off()
     axes.set_xlim(-0.75, 4.7)
@@ -157,7 +162,11 @@ def context_figure(model: ResidualModel) -> Figure:
     for row, line in enumerate(words):
         for column, word in enumerate(line):
             is_dark = abs(values[row, column]) > 0.6 * values.abs().max()
-            look = {"color": "white" if is_dark else "black", "ha": "center", "va": "center"}
+            look: dict[str, Any] = {
+                "color": "white" if is_dark else "black",
+                "ha": "center",
+                "va": "center",
+            }
             axes.text(column, row, word, **look)
     return figure
 

@@ -28,7 +28,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -244,7 +244,7 @@ def scatter_figure(comparison: Comparison) -> Figure:
         # Points at exactly zero would hide each other.
         spread = -0.08 * top * torch.rand(len(sample), generator=generator)
         x = torch.where(x == 0, spread, x)
-        look = {"color": color, "markersize": 3, "alpha": 0.5}
+        look: dict[str, Any] = {"color": color, "markersize": 3, "alpha": 0.5}
         axes.plot(x.tolist(), pseudo[sample].tolist(), "o", label=name, **look)
     axes.plot([0, top], [0, top], color=INK, linewidth=1, label="equal")
     axes.set_xlabel("activation in the autoencoder")

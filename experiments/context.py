@@ -4,7 +4,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import import_module
@@ -50,7 +50,7 @@ class Outcome:
     """
 
     numbers: dict[str, Any]
-    figures: dict[str, Figure] = field(default_factory=dict)
+    figures: Mapping[str, Figure] = field(default_factory=dict)
     parts: Sequence[Table | ContextList] = ()
     rows: Sequence[Row] = ()
     settings: dict[str, Any] = field(default_factory=dict)

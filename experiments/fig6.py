@@ -143,8 +143,8 @@ def _drawing(parts: Branches, data: ImageData, name: str) -> Figure:
             top = (2 * place + row) * rise
             end = (left - 0.4, top + aspect / 2)
             _edge(canvas, node, end, float(shown.values[0]), float(below.values.abs().max()))
-            name_of = {"text": f"{branch}{text}", "x": left - 0.2, "y": top + aspect / 2 - 0.1}
-            canvas.label(**name_of, size=14, bold=True)
+            y = top + aspect / 2 - 0.1
+            canvas.label(f"{branch}{text}", x=left - 0.2, y=y, size=14, bold=True)
             pairs = zip(shown.values.tolist(), shown.vectors, strict=True)
             for column, (eigenvalue, vector) in enumerate(list(pairs)[:SHOWN]):
                 x = left + GAP * column

@@ -21,6 +21,7 @@ Small and paper: the same, a minute on one core.
 from collections.abc import Callable
 from functools import partial
 from math import cos, pi, sin
+from typing import Any
 
 import torch
 from matplotlib.colors import LinearSegmentedColormap
@@ -206,7 +207,7 @@ def quadrants(layer: Bilinear, found: Spectrum) -> Figure:
     title = "XOR: each quadrant has a sign, and two eigenvectors make it"
     figure, axes = new_figure(height=440, title=title)
     colors = LinearSegmentedColormap.from_list("signs", (RED, "white", BLUE))
-    look = {"cmap": colors, "vmin": -top, "vmax": top, "origin": "lower"}
+    look: dict[str, Any] = {"cmap": colors, "vmin": -top, "vmax": top, "origin": "lower"}
     cells = axes.imshow(output.numpy(), extent=(-end, end, -end, end), **look)
     figure.colorbar(cells, ax=axes, label="output")
     for vector, color, name in zip(ends(found), (BLUE, RED), ("largest", "least"), strict=True):

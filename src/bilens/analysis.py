@@ -104,8 +104,8 @@ class Reading:
         """Return its main table as a data frame."""
         return pd.DataFrame(self.columns())
 
-    def plot(self, *arguments: Any, **options: Any) -> "Figure":
-        """Draw its picture; see `bilens.pages.plot_of`."""
+    def plot(self, *arguments: Any, **options: Any) -> Any:
+        """Draw its picture, a figure of matplotlib; see `bilens.pages.plot_of`."""
         return self._pages.plot_of(self, *arguments, **options)
 
     def sections(self) -> list[Section]:

@@ -5,6 +5,7 @@ import io
 from collections.abc import Callable, Iterable
 from functools import cache
 from textwrap import wrap
+from typing import Any
 
 import matplotlib.image
 import matplotlib.patches
@@ -108,7 +109,7 @@ class Canvas:
         def draw(axes: Axes) -> None:
             extent = (x, x + width, y + height, y)
             axes.imshow(colours, extent=extent, aspect="auto", interpolation="none", zorder=1)
-            frame = {"edgecolor": LINE, "facecolor": "none", "linewidth": PIXEL}
+            frame: dict[str, Any] = {"edgecolor": LINE, "facecolor": "none", "linewidth": PIXEL}
             axes.add_patch(matplotlib.patches.Rectangle((x, y), width, height, **frame))
 
         self._marks.append(draw)
@@ -140,7 +141,12 @@ class Canvas:
     ) -> None:
         """Draw a line of `width` pixels."""
         (x0, y0), (x1, y1) = start, end
-        look = {"color": color, "linewidth": width * PIXEL, "alpha": 0.75, "zorder": 2}
+        look: dict[str, Any] = {
+            "color": color,
+            "linewidth": width * PIXEL,
+            "alpha": 0.75,
+            "zorder": 2,
+        }
         self._marks.append(lambda axes: axes.plot([x0, x1], [y0, y1], **look))
 
     def label(
@@ -160,7 +166,11 @@ class Canvas:
         With `on_line` they are centred on y too, on a plain ground that keeps them readable. With
         `from_left` they begin at x.
         """
-        look = {"color": color, "size": size * PIXEL, "weight": "bold" if bold else "normal"}
+        look: dict[str, Any] = {
+            "color": color,
+            "size": size * PIXEL,
+            "weight": "bold" if bold else "normal",
+        }
         look |= {"ha": "left" if from_left else "center", "va": "center" if on_line else "top"}
         if on_line:
             look["bbox"] = {"facecolor": PAPER, "edgecolor": "none", "pad": 1}
@@ -171,7 +181,7 @@ class Canvas:
         for number, line in enumerate(lines):
             self._text(line, x, top + step * number, look)
 
-    def _text(self, text: str, x: float, y: float, look: dict[str, object]) -> None:
+    def _text(self, text: str, x: float, y: float, look: dict[str, Any]) -> None:
         self._marks.append(lambda axes: axes.text(x, y, text, zorder=3, **look))
 
     def _scale(self) -> None:

@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from textwrap import wrap
+from typing import Any
 
 from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.colors import LinearSegmentedColormap
-from matplotlib.ticker import FuncFormatter, NullLocator
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 from torch import Tensor
 
 from bilens.checks import checked
@@ -91,7 +92,7 @@ def spectrum_figure(spectrum: Spectrum, *, title: str) -> Figure:
         axes.plot(range(1, len(shown) + 1), shown.tolist(), color=color, marker="o", markersize=4)
     axes.set_xlabel("rank")
     axes.set_ylabel("eigenvalue")
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     return figure
 
 
@@ -148,12 +149,12 @@ def heat_figure(
     axes.set_xlabel(across)
     axes.set_ylabel(down)
     if not numbers:
-        figure.colorbar(cells, ax=axes, aspect=30, pad=0.02).outline.set_visible(False)  # type: ignore[operator]
+        figure.colorbar(cells, ax=axes, aspect=30, pad=0.02).outline.set_visible(False)
         return figure
     for row, line in enumerate(entries.tolist()):
         for column, value in enumerate(line):
             ink = "#fefefe" if abs(value) > 0.6 * top else "#111111"
-            look = {"ha": "center", "va": "center", "color": ink}
+            look: dict[str, Any] = {"ha": "center", "va": "center", "color": ink}
             text = axes.text(column, row, f"{value:.2f}", **look)
             text.set_gid(f"cell-{row}-{column}")
     return figure

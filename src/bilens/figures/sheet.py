@@ -23,11 +23,11 @@ from textwrap import wrap
 from threading import RLock
 from typing import Any, ParamSpec, TypeVar
 
-import matplotlib as mpl
 import matplotlib.figure
 import matplotlib.font_manager
 import matplotlib.style
 from matplotlib.axes import Axes
+from matplotlib.rcsetup import cycler
 from matplotlib.text import Text
 from PIL import Image
 
@@ -65,9 +65,7 @@ class Figure(matplotlib.figure.Figure):
     alt = ""
 
     def _repr_html_(self) -> str:
-        source = base64.b64encode(svg_of(self)).decode()
-        look = 'style="max-width: 100%; background: white"'
-        return f'<img {look} src="data:image/svg+xml;base64,{source}" alt="{escape(alt_of(self))}">'
+        return image_html(self)
 
 
 # Settings of matplotlib belong to the process, and visitors of an explorer draw in several threads.
@@ -91,7 +89,7 @@ def _settings() -> dict[str, Any]:
         **dict.fromkeys(("xtick.color", "ytick.color"), INK),
         "legend.fontsize": 12 * PIXEL,
         "legend.frameon": False,
-        "axes.prop_cycle": mpl.cycler(color=SERIES),
+        "axes.prop_cycle": cycler(color=SERIES),
         "axes.spines.top": False,
         "axes.spines.right": False,
         "image.interpolation": "none",
@@ -167,6 +165,13 @@ def svg_of(figure: matplotlib.figure.Figure, salt: str = "bilens", **options: An
     return re.sub(rb'data:image/png;base64,([^"]*)', _with_palette, content.getvalue())
 
 
+def image_html(figure: matplotlib.figure.Figure) -> str:
+    """Return a figure as an image that HTML of any kind holds, such as a notebook."""
+    source = base64.b64encode(svg_of(figure)).decode()
+    look = 'style="max-width: 100%; background: white"'
+    return f'<img {look} src="data:image/svg+xml;base64,{source}" alt="{escape(alt_of(figure))}">'
+
+
 def figure_html(figure: matplotlib.figure.Figure, salt: str, default_alt: str = "") -> str:
     """Return a figure as an element of a page, which a dark page shows in its own colours.
 
@@ -181,7 +186,8 @@ def figure_html(figure: matplotlib.figure.Figure, salt: str, default_alt: str = 
     svg = re.sub(r"<[^>]*>", _in_colours_of_page, svg)
     svg = re.sub(r"\s*\n\s*", "\n", svg)
     width, height = (round(float(size) * 96) for size in figure.get_size_inches())
-    sizes = [text.get_fontsize() for text in figure.findobj(Text) if text.get_text()]
+    texts = (text for text in figure.findobj(Text) if isinstance(text, Text))
+    sizes = [float(text.get_fontsize()) for text in texts if text.get_text()]
     least = min(width, round(width * LEAST / (min(sizes, default=12) / PIXEL)))
     view = re.search(r'viewBox="[^"]*"', svg)
     assert view is not None

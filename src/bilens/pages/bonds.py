@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 from bilens.checks import checked
 from bilens.errors import BilensError
@@ -127,7 +128,11 @@ def kept_directions_figure(
     figure = accuracy_curve(rank, accuracies, full, unit="directions", kept_by="at each bond")
     if mark is not None:
         kept = accuracies[rank.index(mark)]
-        arrow = {"arrowstyle": "-", "color": GREY}
-        place = {"xytext": (28, -26), "textcoords": "offset points", "arrowprops": arrow}
+        arrow: dict[str, Any] = {"arrowstyle": "-", "color": GREY}
+        place: dict[str, Any] = {
+            "xytext": (28, -26),
+            "textcoords": "offset points",
+            "arrowprops": arrow,
+        }
         figure.axes[0].annotate(f"{mark}: {kept:.1%}", (mark, 100 * kept), **place)
     return figure

@@ -121,7 +121,7 @@ def ablation_figure(ablations: Sequence[Ablation]) -> Figure:
         up, across = side.split()
         axes.annotate(
             ablations[i].part.split(" ")[0],  # the address alone: the tokens are in the table
-            pairs[i],
+            (ablations[i].predicted, ablations[i].actual),
             xytext=(6 if across == "right" else -6, {"top": 6, "middle": 0, "bottom": -6}[up]),
             textcoords="offset points",
             ha="left" if across == "right" else "right",

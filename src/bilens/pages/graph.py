@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from textwrap import wrap
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jaxtyping import Float
 from matplotlib.axes import Axes
@@ -95,7 +95,7 @@ def _graph_axes(
     above, inner = 12 + 18 * len(lines), LINE_HEIGHT * (top + 2)
     height = below + inner + above
     figure = empty_figure(width, height, title=caption)
-    look = {"size": 13 * PIXEL, "weight": "bold", "va": "top", "linespacing": 1.2}
+    look: dict[str, Any] = {"size": 13 * PIXEL, "weight": "bold", "va": "top", "linespacing": 1.2}
     figure.text(4 / width, 1 - 4 / height, "\n".join(lines), **look)
     place = (LEFT / width, below / height, columns.room / width, inner / height)
     axes = figure.add_axes(place, xlim=(0, columns.room), ylim=(-1, top + 1))
@@ -122,7 +122,11 @@ def _draw_edges(
         weight, end, bend = float(weights[a, b]), starts[a], (ys[a] - ys[b]) / 2
         corners = [(xs[b], ys[b]), (xs[b], ys[b] + bend), (end, ys[a] - bend), (end, ys[a])]
         curve = Path(corners, [Path.MOVETO, Path.CURVE4, Path.CURVE4, Path.CURVE4])
-        look = {"edgecolor": BLUE if weight > 0 else RED, "facecolor": "none", "alpha": 0.4}
+        look: dict[str, Any] = {
+            "edgecolor": BLUE if weight > 0 else RED,
+            "facecolor": "none",
+            "alpha": 0.4,
+        }
         thickness = (0.5 + 3 * abs(weight) / most) * PIXEL
         axes.add_patch(PathPatch(curve, linewidth=thickness, zorder=1, **look))
 

@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from bilens.analysis import Reading
-from bilens.figures.sheet import SERIES, Figure, add_legend, new_figure, styled
+from bilens.figures.sheet import SERIES, Figure, add_legend, image_html, new_figure, styled
 from bilens.sections import Panel, Picture, Section, Table, captioned, distinct, plain
 
 
@@ -104,7 +104,7 @@ def show(reading: Reading) -> dict[str, Any]:
     """Return what a notebook shows of a reading: its line and its picture or first rows."""
     line, shown = f"<p><code>{escape(repr(reading))}</code></p>", ""
     if reading.is_picture:
-        shown = reading.plot()._repr_html_()
+        shown = image_html(reading.plot())
     elif reading.is_quick:
         shown = _rows_html(reading)
     return {"text/plain": repr(reading), "text/html": line + shown}
