@@ -254,14 +254,18 @@ def doctor() -> dict[str, Any]:
             show_table(("", "", "adds"), adds, title, words=3)
         else:
             show_table(("", ""), cells.items(), title, words=2)
-    missing = [name for name, value in optional.items() if value is None]
+    _show_remedy([name for name, value in optional.items() if value is None])
+    return checks
+
+
+def _show_remedy(missing: list[str]) -> None:
+    """Print the commands that install optional packages."""
     extras = dict.fromkeys(OPTIONAL[name][0] for name in missing)
     others = [name for name in missing if not OPTIONAL[name][0]]
     lines = [f"pip install -e '.[{','.join(filter(None, extras))}]'"] * any(extras)
     lines += [f"pip install {' '.join(others)}"] * bool(others)
     if lines:
         out.print(f"What is missing comes with {', '.join(lines)}", markup=False)
-    return checks
 
 
 def cite() -> dict[str, Any]:

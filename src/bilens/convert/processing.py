@@ -105,17 +105,10 @@ def process(
 
     Source: The weight processing of TransformerLens; see `bilens.convert.processing`.
     """
-    unknown = set(steps or ()) - STEPS.keys()
-    if unknown:
-        raise BilensError(f"steps={list(steps or ())}, expected some of {', '.join(STEPS)}")
     # A hook, such as that of pruning, computes weights anew and would undo a folding.
     check_unhooked(model)
     modules = find_modules(model)
-    selected = [step for step in STEPS if step in (BY_DEFAULT if steps is None else steps)]
-    reasons = {step: reason for step in selected if (reason := refusal(step, modules)) is not None}
-    if steps is not None and reasons:
-        step, reason = next(iter(reasons.items()))
-        raise BilensError(f"{step} would change the function of this model: {reason}")
+    selected, reasons = _selected(modules, steps)
     check_weights(model)
     before = log_probabilities(model)
     if not in_place:
@@ -137,6 +130,20 @@ def process(
     remedy = "it has been changed: open it again" if in_place else "it is as it was"
     change = check_unchanged(model, before, "Processing", remedy)
     return model, Processing(folded, reasons, untied, added, change)
+
+
+def _selected(
+    modules: Modules, steps: Sequence[StepName] | None
+) -> tuple[list[StepName], dict[StepName, str]]:
+    """Return the steps in their order, and of those that would change the model the reasons."""
+    if not {*(steps or ())} <= STEPS.keys():
+        raise BilensError(f"steps={list(steps or ())}, expected some of {', '.join(STEPS)}")
+    selected = [step for step in STEPS if step in (BY_DEFAULT if steps is None else steps)]
+    reasons = {step: reason for step in selected if (reason := refusal(step, modules)) is not None}
+    if steps is not None and reasons:
+        step, reason = next(iter(reasons.items()))
+        raise BilensError(f"{step} would change the function of this model: {reason}")
+    return selected, reasons
 
 
 def _maps(modules: Modules) -> list[LinearMap]:
