@@ -19,12 +19,10 @@ from scipy import stats
 from torch import Tensor
 
 from bilens.data import ImageData, load_images
-from bilens.images import accurate_ranks, classifier_function_bonds
-from bilens.images.fidelity import loss_bound
+from bilens.images import accurate_ranks, classifier_function_bonds, loss_bound
 from bilens.nn import ClassifierConfig
 from bilens.tensor import Bonds
-from bilens.train import train_classifier
-from bilens.train.settings import ClassifierTraining
+from bilens.train import ClassifierTraining, train_classifier
 
 SIZES = (30, 100, 300)
 LIMITS = (0.01, 0.05, 0.2)

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import torch
 from jaxtyping import Float
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from tqdm import tqdm
 
 from bilens.errors import BilensError
-from bilens.progress import progress_bar
 from bilens.tensor import BilinearTensor
-from bilens.train.run_directory import RunDirectory, part
 
 Sampler = Callable[[int, torch.Generator], Tensor]
 """Function that draws a batch of n vectors with a generator."""
@@ -107,13 +107,13 @@ SAVED = 100
 
 
 def train_autoencoder(
-    sample: Sampler, n_features: int, training: AutoencoderTraining, run: Path | None = None
+    sample: Sampler, n_features: int, training: AutoencoderTraining, kept: Path | None = None
 ) -> SparseAutoencoder:
     """Minimise |y - y'|^2 + l1 |f|_1 + similarity |features|_p.
 
     The vectors are scaled to unit mean square for training, and the scale is folded back into the
-    trained autoencoder, whose weights are frozen. A training that was stopped in a folder `run`
-    resumes there.
+    trained autoencoder, whose weights are frozen. A training that was stopped resumes from
+    its file `kept`.
     """
     generator = torch.Generator().manual_seed(training.seed)
     first = sample(4096, generator)
@@ -122,15 +122,16 @@ def train_autoencoder(
     with torch.no_grad():
         model.decoder_bias.copy_(first.mean(0) / scale)
     optimizer = torch.optim.Adam(model.parameters(), training.learning_rate, fused=True)
-    directory, done = None if run is None else RunDirectory(run, {}), 0
-    state = None if directory is None else directory.load_state(torch.device("cpu"))
-    if state is not None:
-        done, tensors = state[0]["step"], state[1]
-        model.load_state_dict(part(tensors, "model"))
+    done = 0
+    if kept is not None and kept.exists():
+        tensors = load_file(kept)
+        done = int(tensors["step"])
+        generator.set_state(tensors["generator"])
+        model.load_state_dict({name: tensors[f"model.{name}"] for name in model.state_dict()})
         for name, weight in model.named_parameters():
-            optimizer.state[weight] = part(tensors, f"optimizer.{name}")
-        generator.set_state(tensors["generator.state"])
-    for step in progress_bar("autoencoder", range(done, training.steps)):
+            slots = ("step", "exp_avg", "exp_avg_sq")
+            optimizer.state[weight] = {slot: tensors[f"{name}.{slot}"] for slot in slots}
+    for step in tqdm(range(done, training.steps), desc="autoencoder", leave=False, disable=None):
         y = sample(training.batch_size, generator).to(model.encoder.dtype) / scale
         f = model.encode(y)
         error = (model.decode(f) - y).pow(2).sum(-1).mean()
@@ -141,25 +142,25 @@ def train_autoencoder(
         loss.backward()
         optimizer.step()
         model.normalise()
-        if directory is not None and (step + 1) % SAVED == 0:
-            slots = {
-                f"{name}.{slot}": value
-                for name, weight in model.named_parameters()
-                for slot, value in optimizer.state[weight].items()
-            }
-            directory.save_state(
-                step + 1,
-                {"step": step + 1},
-                model=model.state_dict(),
-                optimizer=slots,
-                generator={"state": generator.get_state()},
-            )
+        if kept is not None and (step + 1) % SAVED == 0:
+            tensors = {f"model.{name}": x.contiguous() for name, x in model.state_dict().items()}
+            for name, weight in model.named_parameters():
+                tensors |= {f"{name}.{slot}": x for slot, x in optimizer.state[weight].items()}
+            tensors |= {"step": torch.tensor(step + 1), "generator": generator.get_state()}
+            save_whole(tensors, kept)
     if not all(torch.isfinite(weight).all() for weight in model.parameters()):
         raise BilensError("The loss became infinite or NaN; lower learning_rate")
     model.requires_grad_(False)
     model.encoder_bias.mul_(scale)
     model.decoder_bias.mul_(scale)
     return model
+
+
+def save_whole(tensors: dict[str, Tensor], path: Path) -> None:
+    """Write a file of tensors that is there in full or as it was before."""
+    draft = path.with_name(f".{path.name}")
+    save_file(tensors, draft)
+    draft.replace(path)
 
 
 def sparsity(

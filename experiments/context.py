@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -19,13 +18,13 @@ from safetensors.torch import load_file
 from bilens import load
 from bilens.analysis import ContextList, Table
 from bilens.data import Corpus, ImageData, load_corpus, load_images
-from bilens.files import write_safetensors
 from bilens.nn import ClassifierConfig, ImageClassifier, LanguageSettings
 from bilens.train import ClassifierTraining, LanguageTraining, train_classifiers
 from experiments.autoencoder import (
     AutoencoderTraining,
     Sampler,
     SparseAutoencoder,
+    save_whole,
     train_autoencoder,
 )
 from experiments.results import Row, commit, write_json
@@ -123,11 +122,10 @@ class RecipeContext:
         settings = _changed(training, "seed")
         path = self.models / f"{vectors}-{n_features}-{settings}.safetensors"
         if not path.exists():
-            run = path.with_suffix("")
-            model = train_autoencoder(sample, n_features, training, run)
-            weights = {name: x.contiguous() for name, x in model.state_dict().items()}
-            write_safetensors(path, weights)
-            shutil.rmtree(run, ignore_errors=True)
+            kept = path.with_name(f"{path.stem}.unfinished")
+            model = train_autoencoder(sample, n_features, training, kept)
+            save_whole({name: x.contiguous() for name, x in model.state_dict().items()}, path)
+            kept.unlink(missing_ok=True)
         weights = load_file(path)
         model = SparseAutoencoder(*weights["features"].shape)
         model.load_state_dict(weights)

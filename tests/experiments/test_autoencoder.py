@@ -40,12 +40,12 @@ def test_a_training_that_is_killed_resumes_to_the_same_end(stop, tmp_path, monke
         return sample(n, generator)
 
     with pytest.raises(SystemExit):
-        recipe.train_autoencoder(killed, 20, brief, tmp_path / "run")
+        recipe.train_autoencoder(killed, 20, brief, tmp_path / "kept")
     left = 30 - (stop - 1) // 5 * 5
     drawn.clear()
     monkeypatch.setattr(recipe, "SAVED", 1000)
     counted = lambda n, generator: drawn.append(n) or sample(n, generator)  # noqa: E731
-    resumed = recipe.train_autoencoder(counted, 20, brief, tmp_path / "run")
+    resumed = recipe.train_autoencoder(counted, 20, brief, tmp_path / "kept")
     assert len(drawn) == 1 + left
     for name, weight in whole.state_dict().items():
         assert torch.equal(weight, resumed.state_dict()[name])

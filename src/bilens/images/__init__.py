@@ -13,7 +13,13 @@ from bilens.images.classifier import (
 )
 from bilens.images.deep import path_accuracies, read_deep
 from bilens.images.explanation import explain, shared_by_classes, shared_by_paths
-from bilens.images.fidelity import TruncationCurve, accurate_ranks, held_out, truncation_curve
+from bilens.images.fidelity import (
+    TruncationCurve,
+    accurate_ranks,
+    held_out,
+    loss_bound,
+    truncation_curve,
+)
 
 __all__ = [
     "AttackRate",
@@ -30,6 +36,7 @@ __all__ = [
     "classifier_function_bonds",
     "explain",
     "held_out",
+    "loss_bound",
     "path_accuracies",
     "proved_agreement",
     "read_bonds",

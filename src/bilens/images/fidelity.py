@@ -16,7 +16,7 @@ from bilens.images.chain import accuracy_columns, share_right
 from bilens.images.explanation import check_classes
 from bilens.progress import logger, progress_bar
 from bilens.sections import Columns
-from bilens.settings import Share
+from bilens.settings import Count, Place, Share
 from bilens.tensor import Bonds, Cut, Spectrum
 
 BLOCK = 512
@@ -171,13 +171,19 @@ SEARCHES = 2
 """Kinds of bonds that are searched, of which the smaller cut is taken."""
 
 
-def loss_bound(lost: int, gained: int, n_images: int) -> float:
+@checked
+def loss_bound(lost: Place, gained: Place, n_images: Count) -> float:
     """Return the accuracy that a cut loses at most, from images that it was not chosen on.
 
     The bound is exact at every number of images: the chance that the real loss is above it is at
     most `DOUBT` over `SEARCHES`. Nine tenths of that are for the share of images that only the
     model classifies as labelled, `lost`, a tenth for those that only the cut does, `gained`.
+
+    Raises:
+        BilensError: more images are lost and gained than there are.
     """
+    if lost + gained > n_images:
+        raise BilensError(f"lost={lost}, gained={gained}: expected at most n_images={n_images}")
     doubt = DOUBT / SEARCHES
     high = clopper_pearson(lost, n_images, 0.9 * doubt)[1]
     return high - clopper_pearson(gained, n_images, 0.1 * doubt)[0]
