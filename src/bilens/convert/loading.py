@@ -176,7 +176,7 @@ def _loaded(
             stack.callback(logging.set_verbosity, logging.get_verbosity())
             logging.set_verbosity_error()
         # transformers leaves weights in their files, mapped, if neither type nor device changes.
-        model, report = model_class.from_pretrained(
+        loaded: Any = model_class.from_pretrained(
             source if state is None else None,
             config=config,
             state_dict=state,
@@ -185,7 +185,7 @@ def _loaded(
             ignore_mismatched_sizes=True,  # they are named by whoever asks
             **hub,
         )
-    return model, report
+    return loaded[0], loaded[1]
 
 
 def _check_buffers(source: str | Path, model: nn.Module) -> None:
