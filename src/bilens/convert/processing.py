@@ -134,7 +134,7 @@ def process(
 
 def _selected(
     modules: Modules, steps: Sequence[StepName] | None
-) -> tuple[list[StepName], dict[StepName, str]]:
+) -> tuple[list[str], dict[str, str]]:
     """Return the steps in their order, and of those that would change the model the reasons."""
     if not {*(steps or ())} <= STEPS.keys():
         raise BilensError(f"steps={list(steps or ())}, expected some of {', '.join(STEPS)}")
