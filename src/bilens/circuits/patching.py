@@ -218,12 +218,16 @@ def patched(model: ResidualModel, parts: Sequence[str], against: str) -> Iterato
     def count(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         texts[0] = len(first_input(args, kwargs))
 
+    def by_texts(exchange: Exchange, x: Tensor) -> Tensor:
+        # Some models take the tokens of all texts as one list.
+        return exchange(x.reshape(texts[0], -1, x.shape[-1])).reshape(x.shape)
+
     def exchange_input(exchange: Exchange, _: nn.Module, args: tuple[Any, ...], kwargs: Any) -> Any:
-        return (exchange(args[0]), *args[1:]), kwargs
+        return (by_texts(exchange, args[0]), *args[1:]), kwargs
 
     def exchange_output(exchange: Exchange, *call: Any) -> Any:
         output = call[-1]
-        y = exchange(first_output(output))
+        y = by_texts(exchange, first_output(output))
         return (y, *output[1:]) if isinstance(output, tuple) else y
 
     def exchange_term(
