@@ -39,11 +39,11 @@ Pixels = UInt8[np.ndarray, "h w *channels"]
 
 
 @cache
-def _palette() -> Float[np.ndarray, "255 3"]:
-    """255 colours, so that zero is exactly the middle one."""
+def _palette() -> Float[np.ndarray, "127 3"]:
+    """127 colours, so that zero is exactly the middle one, and a page stays small."""
     stops = np.array([[*bytes.fromhex(color[1:])] for color in DIVERGING])
     at = np.linspace(-1, 1, len(stops))
-    return np.stack([np.interp(np.linspace(-1, 1, 255), at, channel) for channel in stops.T], 1)
+    return np.stack([np.interp(np.linspace(-1, 1, 127), at, channel) for channel in stops.T], 1)
 
 
 def as_image(vector: Float[Tensor, " n"], shape: tuple[int, int]) -> Float[np.ndarray, "h w"]:
@@ -62,7 +62,7 @@ def diverging(image: Float[np.ndarray, "h w"], limit: float | None = None) -> Pi
     limit = float(np.abs(image).max()) if limit is None else limit
     # A picture of zeros is white, and not divided by zero.
     scaled = np.clip(image / limit, -1, 1) if limit > 0 else np.zeros_like(image)
-    return _palette()[np.rint(127 * scaled).astype(int) + 127].astype(np.uint8)
+    return _palette()[np.rint(63 * scaled).astype(int) + 63].astype(np.uint8)
 
 
 def grey(image: Float[np.ndarray, "h w"]) -> Pixels:
@@ -108,8 +108,15 @@ class Canvas:
 
         def draw(axes: Axes) -> None:
             extent = (x, x + width, y + height, y)
-            axes.imshow(colours, extent=extent, aspect="auto", interpolation="none", zorder=1)
-            frame: dict[str, Any] = {"edgecolor": LINE, "facecolor": "none", "linewidth": PIXEL}
+            axes.imshow(
+                colours, extent=extent, aspect="auto", interpolation="none", zorder=1, clip_on=False
+            )
+            frame: dict[str, Any] = {
+                "edgecolor": LINE,
+                "facecolor": "none",
+                "linewidth": PIXEL,
+                "clip_on": False,
+            }
             axes.add_patch(matplotlib.patches.Rectangle((x, y), width, height, **frame))
 
         self._marks.append(draw)

@@ -184,7 +184,10 @@ def figure_html(figure: matplotlib.figure.Figure, salt: str, default_alt: str = 
     svg = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", svg, flags=re.S)
     svg = re.sub(r'<g id="[\w.]+_\d+">', "<g>", svg)
     svg = re.sub(r"<[^>]*>", _in_colours_of_page, svg)
-    svg = re.sub(r"\s*\n\s*", "\n", svg)
+    svg = re.sub(r"\s*\n\s*", " ", svg)
+    # What each picture and path says is said once, in the page's style.
+    svg = re.sub(r'<image xlink:href=("[^"]*") id="[^"]*"', r"<image href=\1", svg)
+    svg = re.sub(r' style="image-rendering:[^"]*"|; stroke-linejoin: miter', "", svg)
     width, height = (round(float(size) * 96) for size in figure.get_size_inches())
     texts = (text for text in figure.findobj(Text) if isinstance(text, Text))
     sizes = [float(text.get_fontsize()) for text in texts if text.get_text()]
@@ -199,10 +202,12 @@ def figure_html(figure: matplotlib.figure.Figure, salt: str, default_alt: str = 
 
 
 def _in_colours_of_page(tag: re.Match[str]) -> str:
-    """Return a tag with the page's colours and letters."""
+    """Return a tag with the page's colours, and the letters that it inherits."""
     if tag[0].startswith("<image"):
         return tag[0]
-    text = re.sub(r"'DejaVu Sans'[^;\"]*", "Inter, Helvetica Neue, Arial, sans-serif", tag[0])
+    text = re.sub(
+        r"font-family: 'DejaVu Sans'[^;\"]*;? ?| transform=\"rotate\(-0 [^)]*\)\"", "", tag[0]
+    )
     for colour, name in VARIABLES.items():
         text = re.sub(rf"(fill|stroke): {colour}\b", rf"\1: var(--{name})", text)
     return text
@@ -212,7 +217,10 @@ def _with_palette(picture: re.Match[bytes]) -> bytes:
     """Return a picture of few colours with a palette, which is half as long."""
     image = Image.open(io.BytesIO(base64.b64decode(picture[1]))).convert("RGB")
     buffer = io.BytesIO()
-    if image.getcolors(256) is not None:
+    red, green, blue = (channel.tobytes() for channel in image.split())
+    if red == green == blue:
+        image = image.convert("L")
+    elif image.getcolors(256) is not None:
         image = image.quantize(256)
     image.save(buffer, "PNG", optimize=True)
     return b"data:image/png;base64," + base64.b64encode(buffer.getvalue())
