@@ -1,4 +1,4 @@
-"""Time of circuits: the search alone, and whole calls, also with controls.
+"""Time of circuits: the search of stages alone, and whole calls, also with controls and of parts.
 
     python -m benchmarks.circuit_time [--turns 3]
 
@@ -14,18 +14,21 @@ from functools import partial
 from typing import Any
 
 import torch
-from experiments.circuits import KEEP, LEFT
 from experiments.pretrained import SMOLLM2, smollm2
 from experiments.results import Recording, Row
 
 from benchmarks.unseen_templates import Task
 from bilens import load
-from bilens.circuits import Cases, circuit, find_circuit
+from bilens.circuits import Cases, circuit, find_stages
 from bilens.flows import read_pairs
 from bilens.transformer import ResidualModel
 
 TASKS = ("agreement", "ioi")
-WHOLE: dict[str, dict[str, Any]] = {"": {}, ", with controls": {"controls": True}}
+WHOLE: dict[str, dict[str, Any]] = {
+    "": {},
+    ", with controls": {"controls": True},
+    ", of parts": {"level": "parts"},
+}
 
 
 def spent(call: Callable[[], Any]) -> float:
@@ -35,11 +38,17 @@ def spent(call: Callable[[], Any]) -> float:
     return time.process_time() - start
 
 
-def search(model: ResidualModel, task: str) -> float:
-    """Return the time of a search on the first two templates of a task, whose passes are known."""
+def search(model: ResidualModel, task: str) -> tuple[float, float]:
+    """Return the time of a search on the first two templates of a task, whose passes are known.
+
+    Beside it is that of a pass of the questions that order, forward and backward.
+    """
     splits = [*Task(model, task).splits.values()][:2]
     few = splits[0].deciding
-    return spent(lambda: find_circuit(splits, KEEP, LEFT, measuring=few))
+    ordering = Cases.joined([split.ordering for split in splits])
+    everything = ordering.everything[None].double()
+    both = spent(lambda: ordering.gradient(everything, [1.0]))
+    return spent(lambda: find_stages(splits, measuring=few)), both
 
 
 def main() -> None:
@@ -53,21 +62,29 @@ def main() -> None:
     assert isinstance(model, ResidualModel)
     rows = []
 
-    def add(claim: str, seconds: list[float], passes: float) -> None:
+    def add(claim: str, seconds: list[float], **baselines: float) -> None:
         print(f"{claim}: {seconds}", flush=True)
-        baselines = {"passes of both texts": passes}
         rows.append(Row.of_range(claim, seconds, unit="s", baselines=baselines))
 
     for task in TASKS:
         asked = read_pairs(model, task)
         passes = spent(partial(Cases.of, model, asked[: 2 * len(asked) // 3]))
-        times = [search(model, task) for _ in turns]
-        add(f"{task}: search on 2 templates of 24 questions", times, passes)
+        searches = [search(model, task) for _ in turns]
+        both = min(time for _, time in searches)
+        add(
+            f"{task}: search on 2 templates of 24 questions",
+            [time for time, _ in searches],
+            **{"passes of both texts": passes, "pass forward and backward": both},
+        )
     for name, options in WHOLE.items():
         asked = read_pairs(model, TASKS[0])
         passes = spent(partial(Cases.of, model, asked))
         times = [spent(partial(circuit, model, asked, **options)) for _ in turns]
-        add(f"{TASKS[0]}: circuit of 3 templates of 24 questions{name}", times, passes)
+        add(
+            f"{TASKS[0]}: circuit of 3 templates of 24 questions{name}",
+            times,
+            **{"passes of both texts": passes},
+        )
     recording.write(
         "circuit_time",
         title="Time of circuits",

@@ -1,17 +1,17 @@
-"""Do circuits hold on a template that nobody saw? Twelve tasks, three templates each.
+"""Do stages hold on a template that nobody saw? Twelve tasks, three templates each.
 
     python -m benchmarks.unseen_templates runs/unseen [MODEL ...]
 
-Tasks are those that come with bilens; they were written down before any circuit was measured on
-them. For each task and each of its templates, the circuit of the other two is found by
-the search of `bilens circuit` on some of their questions; it is measured on the rest of them, and
-on all questions of the template that is left out. Beside it stand circuits that other scores order:
-EAP-IG with 8 points, the gradient at the first text, contrastive flow, and random scores. The rule
-for the size, and parts for necessity, are the same for all.
+Tasks are those that come with bilens. For each task and each of its templates, the stages of the
+other two are found as `bilens circuit` finds them, and measured on all questions of the template
+that is left out; so are the circuits of parts, by our order and by that of EAP-IG with 8 points.
+Beside the stages stand ranges of equal length at other layers, the median of five draws, and as
+many random directions at both cuts as the balanced ones. Stages of the template alone tell how far
+the ends of ranges move. The control of a task is what the same search finds for an answer that is
+nonsense.
 
-The rule for the size, and that opposing parts are in circuits that restore too much without them,
-were chosen on six tasks in SmolLM2; the other six, and all of Gemma 3, have rows of their own.
-Controls of all templates of a task are what the same search finds where there is nothing to find.
+The rule for parts was chosen on six of the tasks in SmolLM2, that for stages on eight other tasks
+and on eight of these.
 
 Each fold is a line of a file in the folder, so that a stopped run resumes with the next. At the end
 `results/unseen_templates.json` is written. Times are of the processor, with one thread.
@@ -20,31 +20,45 @@ Each fold is a line of a file in the folder, so that a stopped run resumes with 
 import argparse
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import cache, lru_cache
-from itertools import combinations, product
+from dataclasses import asdict
+from functools import lru_cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from experiments.circuits import CHOSEN_ON, KEEP, LEFT, TASKS, TEMPLATES, splits_of
-from experiments.patching import GRADIENTS, flows
+from experiments.circuits import TASKS, TEMPLATES, splits_of
+from experiments.patching import GRADIENTS
 from experiments.pretrained import open_models, saved_rows
 from experiments.results import Recording, Row
 from torch import Tensor
 
-from bilens.circuits import Cases, Split, circuit, find_circuit, gradient_effects
+from bilens.circuits import (
+    Cases,
+    Cuts,
+    MLPDirections,
+    Split,
+    Stages,
+    find_circuit,
+    find_stages,
+    gradient_effects,
+)
+from bilens.circuits.cases import ROLES
+from bilens.circuits.controls import nonsense, verdict
+from bilens.circuits.cuts import Place, cuts_of, passed
+from bilens.circuits.stages import Row as StageRow
+from bilens.circuits.stages import mask_of
 from bilens.flows import read_pairs
 from bilens.transformer import ResidualModel
 
-OURS = "integrated gradients of the mask"
-KINDS = ("the answer", "random parts", "nonsense", "shuffled weights")
-BASELINES = ("EAP-IG", "gradient", "contrastive flow", "random order")
-HIGHEST = 1.15
-"""Largest f of a circuit."""
-LEVEL = (0.9, 1.15)
-"""Where f on a template that nobody saw counts as holding."""
+OURS, PARTS, EAP_IG = "stages", "parts", "parts, EAP-IG"
+METHODS = (OURS, PARTS, EAP_IG)
+LEVEL, LEFT = (0.9, 1.15), 0.1
+"""Where f on a template that nobody saw counts as holding, and what may be left."""
+MOVED = 3
+"""Layers by which an end of a range may move between templates."""
+DRAWS = 5
 
 
 def all_of(split: Split) -> Cases:
@@ -53,267 +67,208 @@ def all_of(split: Split) -> Cases:
 
 
 class Task:
-    """The questions of a task that a model answers, and the scores of its parts on them."""
+    """The questions of a task that a model answers, by template."""
 
     def __init__(self, model: ResidualModel, name: str) -> None:
-        self.model, self.questions = model, read_pairs(model, name)
-        self.splits = splits_of(model, self.questions)
+        self.model = model
+        self.splits = splits_of(model, read_pairs(model, name))
         self.is_asked = len(self.splits) == TEMPLATES
-        self.scores = cache(self._scores)
-
-    def _scores(self, method: str, template: str) -> Tensor:
-        """Return the scores of all parts on the questions of a template that order."""
-        ordering = self.splits[template].ordering
-        if method == OURS:
-            return ordering.scores(ordering.everything)
-        if method == "random order":
-            generator = torch.Generator().manual_seed(sum(map(ord, template)))
-            return torch.rand(ordering.shape, generator=generator, dtype=torch.float64)
-        if method == "contrastive flow":
-            total = flows(self.model, [case.question for case in ordering.cases])
-        else:
-            points = GRADIENTS["EAP-IG inputs" if method == "EAP-IG" else "gradient (AtP)"]
-            rows = []
-            for case in ordering.cases:
-                rows.append(gradient_effects(case.alone, case.score, points))
-            total = torch.stack(rows).mean(0)
-        return total / ordering.changes.mean()
 
 
 def fold(task: Task, template: str, method: str) -> dict[str, Any]:
-    """Return what the circuit of all templates but one does, there and on the one left out."""
-    splits = [split for split in task.splits.values() if split.template != template]
-    names = {split.ordering: split.template for split in splits}
-    there = task.splits[template]
+    """Return what is found on all templates but one, there and on the one left out."""
+    others = [split for split in task.splits.values() if split.template != template]
+    unseen = all_of(task.splits[template])
     start = time.process_time()
-    found = find_circuit(
-        splits, KEEP, LEFT, scores=lambda cases, _: task.scores(method, names[cases])
-    )
-    seconds = time.process_time() - start
-    unseen = asdict(found.on(all_of(there)))
-    others = Cases.joined([there.ordering, there.deciding])
+    if method == OURS:
+        found = find_stages(others, measuring=unseen)
+        seconds = time.process_time() - start
+        alone = find_stages([task.splits[template]])
+        row = {**of_stages(found, others, unseen), "moved": moved(found, alone)}
+        measured = found.measured
+    else:
+        scores = Cases.scores if method == PARTS else eap_ig_scores
+        circuit = find_circuit(others, measuring=unseen, scores=scores)
+        seconds = time.process_time() - start
+        row = {"size": circuit.size, "holds": circuit.holds}
+        row["share inside"] = circuit.size / circuit.mask.numel()
+        measured = circuit.measured
+    return {**row, **asdict(measured), "seconds": seconds}
+
+
+def of_stages(found: Stages, others: Sequence[Split], unseen: Cases) -> dict[str, Any]:
+    """Return the numbers of stages, of ranges elsewhere, and of cuts and directions."""
+    inside, every = found.inside
+    unseen = unseen.by("role")
+    cuts = cuts_of(others, unseen)
+    drawn = {place: random_directions(others, cuts, place) for place in cuts.directions}
+    passing = {(cuts.layers[place], place): x for place, x in drawn.items()}
     return {
-        "parts": found.size,
-        "mask": found.mask.flatten().nonzero().flatten().tolist(),
-        "holds": found.holds,
-        "own": asdict(found.measured.restored),
-        "unseen": unseen.pop("restored"),
-        **unseen,
-        "on those that measure": found.on(there.measuring).restored.value,
-        "on the others": found.on(others).restored.value,
-        "seconds": seconds,
+        "size": len(found.stages),
+        "holds": True,
+        "share inside": inside / every,
+        "stages": [asdict(stage) for stage in found.stages],
+        "elsewhere": elsewhere(found, unseen),
+        "apart": cuts.apart,
+        "word until": cuts.until,
+        "end from": cuts.since,
+        "width": cuts.width,
+        "through directions": cuts.through[max(cuts.through)],
+        "through random ones": passed(unseen, passing),
     }
 
 
-def controls_of(task: Task) -> dict[str, Any]:
-    """Return the circuit of a task, and what the same search finds where there is nothing."""
-    reading = circuit(task.model, task.questions, keep=KEEP, left=LEFT, controls=True)
-    rows = {}
-    for name, control in reading.circuits[0].controls.items():
-        kind = name if name in KINDS else "nonsense"
-        rows[kind] = {"parts": control.size, "holds": control.holds, **asdict(control.measured)}
-    return {"controls": rows}
+def random_directions(others: Sequence[Split], cuts: Cuts, place: Place) -> MLPDirections:
+    """Return an orthonormal basis of random sums of the changes before a cut.
+
+    There are as many as balanced directions, of the questions that find.
+    """
+    finding = Cases.joined([x for split in others for x in split[1:3]]).by("role")
+    layer, roles = cuts.layers[place], (ROLES.index(place), ROLES.index("word and end"))
+    changes = []
+    for (first, second), numbers in zip(finding.passes, finding.groups, strict=True):
+        at = [role in roles for role in finding.roles[numbers[0]]]
+        moved = first.streams[layer] - second.streams[layer]
+        changes.append(moved[:, at].flatten(0, 1).double())
+    rows = torch.cat(changes)
+    generator = torch.Generator().manual_seed(0)
+    count = len(cuts.directions[place].read)
+    sums = torch.randn(count, len(rows), generator=generator).double() @ rows
+    basis = torch.linalg.qr(sums.T)[0].T
+    return MLPDirections(basis, basis)
 
 
-def measure(
-    folder: Path,
-    name: str,
-    model: ResidualModel,
-    baselines: Sequence[str],
-    tasks: Sequence[str],
-    controlled: Sequence[str],
-) -> dict[str, list[dict[str, Any]]]:
+def elsewhere(found: Stages, unseen: Cases) -> float:
+    """Return the median f of ranges of equal length at random layers."""
+    generator, n_layers = torch.Generator().manual_seed(0), len(found.mask)
+    masks = []
+    for _ in range(DRAWS):
+        ranges = {}
+        for stage in found.stages:
+            size = stage.last - stage.first
+            first = int(torch.randint(n_layers - size, (1,), generator=generator))
+            ranges[StageRow(stage.kind, stage.role)] = (first, first + size)
+        masks.append(mask_of(unseen.model, ranges))
+    return float(unseen.faithfulness(torch.stack(masks).double()).median())
+
+
+def moved(found: Stages, alone: Stages) -> float:
+    """Return the share of the ends of ranges, of rows in both, that differ by more than three."""
+    rows = [{(x.kind, x.role): (x.first, x.last) for x in one.stages} for one in (found, alone)]
+    ends = []
+    for row in rows[0].keys() & rows[1].keys():
+        ends += [abs(a - b) > MOVED for a, b in zip(rows[0][row], rows[1][row], strict=True)]
+    return float(np.mean(ends)) if ends else 1.0
+
+
+def eap_ig_scores(cases: Cases, _: Tensor) -> Tensor:
+    """Return the attribution of each part to the change of some questions, by EAP-IG."""
+    points = GRADIENTS["EAP-IG inputs"]
+    rows = [gradient_effects(case.alone, case.score, points) for case in cases.cases]
+    return torch.stack(rows).mean(0) / cases.changes.mean()
+
+
+def control(task: Task) -> dict[str, Any]:
+    """Return what is found for an answer that is nonsense, and whether it is told apart."""
+    found = find_stages([*task.splits.values()])
+    splits = []
+    for split in task.splits.values():
+        splits.append(Split(split.template, *map(nonsense, split[1:])))
+    of_nonsense = find_stages(splits)
+    question = splits[0].measuring.cases[0].question
+    said = verdict(found.measured, of_nonsense.measured, question)
+    return {"told apart": not said.endswith("not told apart."), **asdict(of_nonsense.measured)}
+
+
+def measure(folder: Path, name: str, model: ResidualModel, tasks: Sequence[str]) -> dict[str, Any]:
     """Return the rows of all folds and controls of a model, from their files if they exist."""
     # One at a time: a task holds the activations of all its texts.
     opened = lru_cache(maxsize=1)(lambda task: Task(model, task))
 
-    def of_fold(task: str, template: str, method: str) -> dict[str, Any]:
-        print(f"{name}: {task} without {template}, {method}", flush=True)
-        return fold(opened(task), template, method) if opened(task).is_asked else {}
-
-    def of_task(task: str) -> dict[str, Any]:
-        print(f"{name}: controls of {task}", flush=True)
-        return controls_of(opened(task)) if opened(task).is_asked else {}
+    def asked(call: Callable[..., dict[str, Any]], task: str, *key: str) -> dict[str, Any]:
+        print(f"{name}: {task} {' '.join(key)}", flush=True)
+        return call(opened(task), *key) if opened(task).is_asked else {}
 
     rows: dict[str, list[dict[str, Any]]] = {"folds": [], "controls": []}
     for task in tasks:
-        templates = dict.fromkeys(asked.template for asked in read_pairs(model, task))
-        keys = [(task, *key) for key in product(templates, (OURS, *baselines))]
-        path = folder / f"folds-{name}.jsonl"
-        rows["folds"] += saved_rows(path, ("task", "template", "method"), keys, of_fold)
-    for task in controlled:
-        path = folder / f"controls-{name}.jsonl"
-        rows["controls"] += saved_rows(path, ("task",), [(task,)], of_task)
+        templates = dict.fromkeys(question.template for question in read_pairs(model, task))
+        keys = [(task, *key) for key in product(templates, METHODS)]
+        names = ("task", "template", "method")
+        path = folder / f"stages-{name}.jsonl"
+        rows["folds"] += saved_rows(path, names, keys, lambda *key: asked(fold, *key))
+        path = folder / f"nonsense-{name}.jsonl"
+        rows["controls"] += saved_rows(path, ("task",), [(task,)], lambda x: asked(control, x))
     return rows
 
 
-def jaccard(masks: Sequence[set[int]]) -> float:
-    """Return the mean Jaccard index of every two sets."""
-    return float(np.mean([len(a & b) / len(a | b) for a, b in combinations(masks, 2)]))
-
-
-@dataclass(frozen=True)
-class Summary:
-    """The folds of a model, by method, and rows about those whose circuit was found."""
-
-    name: str
-    folds: Mapping[tuple[str, str], Mapping[str, Mapping[str, Any]]]
-
-    @property
-    def baselines(self) -> list[str]:
-        """Names of the other methods."""
-        return [method for method in next(iter(self.folds.values())) if method != OURS]
-
-    def values(self, method: str, number: Callable[[Any], float], *, found: bool) -> list[float]:
-        """Return a number of each fold of a method, or of each whose circuit was found."""
-        rows = [row[method] for row in self.folds.values()]
-        return [float(number(row)) for row in rows if row["holds"] or not found]
-
-    def row(
-        self, claim: str, number: Callable[[Any], Any], *, found: bool = True, unit: str = ""
-    ) -> Row:
-        """Return the row of a share, if the number is true or false, or of a median."""
-        is_share = isinstance(number(next(iter(self.folds.values()))[OURS]), bool)
-        middles: dict[str, float | None] = {}
-        for method in (OURS, *self.baselines):
-            values = self.values(method, number, found=found)
-            middles[method] = (
-                float((np.mean if is_share else np.median)(values)) if values else None
-            )
-        values, claim = self.values(OURS, number, found=found), f"{self.name}: {claim}"
-        middle = middles.pop(OURS)
-        if not values:
-            return Row(claim, None, unit=unit, baselines=middles)
-        if is_share:
-            return Row.of_share(claim, [bool(value) for value in values], baselines=middles)
-        drawn = np.random.default_rng(0).choice(values, (2000, len(values)))
-        low, high = np.quantile(np.median(drawn, axis=1), [0.025, 0.975]).tolist()
-        return Row(claim, middle, low, high, len(values), unit, middles)
-
-    def nearer(self, word: str) -> Row:
-        """Return the share of folds where ours is ahead of EAP-IG, level with it, or behind.
-
-        They are level where the interval of f holds the other's, else the one nearer to 1 is ahead.
-        """
-        found = []
-        for row in self.folds.values():
-            ours, other = row[OURS], row[BASELINES[0]]
-            if not (ours["holds"] and other["holds"]):
-                continue
-            f, g = ours["unseen"], other["unseen"]
-            if f["low"] is None or f["low"] <= g["value"] <= f["high"]:
-                found.append("level")
-            else:
-                is_nearer = abs(1 - f["value"]) < abs(1 - g["value"])
-                found.append("ahead" if is_nearer else "behind")
-        claim = f"{self.name}: {word}, beside {BASELINES[0]}"
-        return Row.of_share(claim, [x == word for x in found])
-
-    def said(self) -> Row:
-        """Return of templates that are said to have other parts, for how many it is true.
-
-        f of the others' circuit is below half on those of their questions that measure, and, if
-        it is true, on all others.
-        """
-        values = [row[OURS]["on the others"] for row in self.folds.values() if _is_said(row[OURS])]
-        claim = f"{self.name}: f is below half on the rest of templates said to have other parts"
-        if not values:
-            return Row(claim, None)
-        return Row.of_share(claim, [x < 0.5 for x in values])
-
-    def shared(self) -> Row:
-        """Return the Jaccard index of every two of a task's circuits, the median over tasks."""
-        means: dict[str, list[float]] = {}
-        for method in (OURS, *self.baselines):
-            of_tasks: dict[str, list[set[int]]] = {}
-            for (task, _), row in self.folds.items():
-                of_tasks.setdefault(task, []).append(set(row[method]["mask"]))
-            means[method] = [jaccard(masks) for masks in of_tasks.values()]
-        baselines = {name: float(np.median(means[name])) for name in self.baselines}
-        claim = f"{self.name}: parts that two circuits of a task share"
-        return Row.of_range(claim, means[OURS], baselines=baselines)
-
-    def of_task(self, task: str) -> Row:
-        """Return f on the template that was left out, of the three circuits of a task."""
-        rows = [row for (of, _), row in self.folds.items() if of == task]
-        claim = f"{self.name}, {task}: f on the template left out, median and range"
-        if not rows:
-            return Row(f"{claim}; too few questions that the model answers", None)
-        baselines: dict[str, float | None] = {}
-        for method in self.baselines:
-            baselines[method] = float(np.median([row[method]["unseen"]["value"] for row in rows]))
-        found = all(row[OURS]["holds"] for row in rows)
-        values = [row[OURS]["unseen"]["value"] for row in rows]
-        return replace(Row.of_range(claim, values, baselines=baselines), held=found)
-
-
-def _is_said(row: Mapping[str, Any]) -> bool:
-    return bool(row["on those that measure"] < 0.5)
-
-
-def control_rows(name: str, of_tasks: Sequence[Mapping[str, Any]]) -> list[Row]:
-    """Return in which share of tasks the table of a page tells each control from the answer.
-
-    None holds, it restores less than half, the model answers less than three quarters of its
-    questions, or their number changes less than half as much.
-    """
-    rows = []
-    for kind in KINDS[1:]:
-        apart = []
-        for row in of_tasks:
-            if "controls" in row:
-                answer, x = row["controls"][KINDS[0]], row["controls"][kind]
-                unlike = x["restored"]["value"] < 0.5 or x["change"] < answer["change"] / 2
-                known = x["answers"] is None or x["answers"] >= 0.75 * x["questions"]
-                apart.append(unlike or not known or not (x["holds"] or kind == KINDS[1]))
-        if apart:
-            rows.append(Row.of_share(f"{name}: {kind} told apart", apart))
-    return rows
-
-
-def rows_of(name: str, measured_folds: Sequence[dict[str, Any]]) -> list[Row]:
+def rows_of(name: str, folds: Sequence[Mapping[str, Any]]) -> list[Row]:
     """Return the rows of a model: all folds together, and each task."""
-    folds: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
-    for row in measured_folds:
-        if "parts" in row:
-            folds.setdefault((row["task"], row["template"]), {})[row["method"]] = row
-    of, (least, most) = Summary(name, folds), LEVEL
+    found = [row for row in folds if "size" in row]
+    by_method = {method: [row for row in found if row["method"] == method] for method in METHODS}
+
+    def row(claim: str, number: Callable[[Any], Any], unit: str = "", **beside: Any) -> Row:
+        """Return the share of folds, or the median over them, beside those of parts."""
+        values = [number(x) for x in by_method[OURS]]
+        middle = np.mean if isinstance(values[0], bool) else np.median
+        baselines = {k: float(middle([number(x) for x in by_method[k]])) for k in METHODS[1:]}
+        for key, other in beside.items():
+            baselines[key.replace("_", " ")] = float(middle([other(x) for x in by_method[OURS]]))
+        claim = f"{name}: {claim}"
+        if isinstance(values[0], bool):
+            return Row.of_share(claim, values, baselines=baselines)
+        return Row.of_range(claim, values, unit=unit, baselines=baselines)
+
+    def holds(f: float) -> bool:
+        return LEVEL[0] <= f <= LEVEL[1]
+
     rows = [
-        of.row("a circuit is found", lambda x: x["holds"], found=False),
-        of.row("f there, median", lambda x: x["unseen"]["value"]),
-        of.row(f"f from {least} to {most} there", lambda x: least <= x["unseen"]["value"] <= most),
-        of.row(f"f at least {least} there", lambda x: x["unseen"]["value"] >= least),
-        of.row("f below half there", lambda x: x["unseen"]["value"] < 0.5),
-        of.row(
-            f"found or not, f from {least} to {most} there",
-            lambda x: least <= x["unseen"]["value"] <= most,
-            found=False,
+        row(
+            "f from 0.9 to 1.15 on the template left out, found or not",
+            lambda x: bool(x["holds"] and holds(x["restored"]["value"])),
+            ranges_elsewhere=lambda x: holds(x.get("elsewhere", 0)),
+            balanced_directions=lambda x: holds(x["through directions"]),
+            random_directions=lambda x: holds(x["through random ones"]),
         ),
-        of.row("f on other words, median", lambda x: x["own"]["value"]),
-        of.row("parts, median", lambda x: x["parts"]),
-        of.row(f"at most {LEFT} left there", lambda x: x["left"]["value"] <= LEFT),
-        of.row("right there, median", lambda x: x["right"] / x["questions"]),
-        of.row("closeness there, median", lambda x: x["closeness"]),
-        of.row("search and measurement, median", lambda x: x["seconds"], unit="s"),
+        row(
+            "f there, median and range",
+            lambda x: x["restored"]["value"],
+            ranges_elsewhere=lambda x: x["elsewhere"],
+            balanced_directions=lambda x: x["through directions"],
+            random_directions=lambda x: x["through random ones"],
+        ),
+        row("things in the answer, median and range", lambda x: x["size"]),
+        row("share of parts and places inside, median and range", lambda x: x["share inside"]),
+        row("at most 0.1 left there", lambda x: bool(x["left"]["value"] <= LEFT)),
+        row("right there, median and range", lambda x: x["right"] / x["questions"]),
+        row("closeness there, median and range", lambda x: x["closeness"]),
+        row("search and measurement, median and range", lambda x: x["seconds"], "s"),
     ]
-    for label, is_chosen in (("tasks of the choice", True), ("other tasks", False)):
-        some = {key: row for key, row in folds.items() if (key[0] in CHOSEN_ON) == is_chosen}
-        if some:
-            part = Summary(name, some)
-            rows += [
-                part.row(f"{label}, a circuit is found", lambda x: x["holds"], found=False),
-                part.row(
-                    f"{label}, f from {least} to {most} there",
-                    lambda x: least <= x["unseen"]["value"] <= most,
-                ),
-            ]
-    rows.append(of.row("said to have other parts", _is_said, found=False))
-    rows.append(of.said())
-    rows += [of.nearer(word) for word in ("ahead", "level", "behind")]
-    rows.append(of.shared())
-    return rows + [
-        of.of_task(task) for task in dict.fromkeys(row["task"] for row in measured_folds)
-    ]
+    moves = [x["moved"] for x in by_method[OURS]]
+    claim = f"{name}: ends of ranges that move by more than {MOVED} layers on one template alone"
+    rows.append(Row.of(claim, moves))
+    for task in dict.fromkeys(x["task"] for x in folds):
+        rows += of_task(name, task, [x for x in found if x["task"] == task])
+    return rows
+
+
+def of_task(name: str, task: str, folds: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """Return f on the template that was left out, of the three folds of a task, and its width."""
+    claim = f"{name}, {task}: f on the template left out, median and range"
+    if not folds:
+        return [Row(f"{claim}; too few questions that the model answers", None)]
+    of_method = {k: [x for x in folds if x["method"] == k] for k in METHODS}
+    ours = of_method[OURS]
+    baselines: dict[str, float | None] = {}
+    for method in METHODS[1:]:
+        baselines[method] = float(np.median([x["restored"]["value"] for x in of_method[method]]))
+    baselines["stages"] = float(np.median([x["size"] for x in ours]))
+    baselines["inside"] = float(np.median([x["share inside"] for x in ours]))
+    baselines["word until"] = float(np.median([x["word until"] for x in ours]))
+    since = [x["end from"] for x in ours if x["end from"] is not None]
+    baselines["end from"] = float(np.median(since)) if since else None
+    widths = [x["width"] for x in ours if x["width"] is not None]
+    baselines["width"] = float(np.median(widths)) if len(widths) == len(ours) else None
+    return [Row.of_range(claim, [x["restored"]["value"] for x in ours], baselines=baselines)]
 
 
 def main() -> None:
@@ -321,13 +276,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path, help="where rows are kept, so that a run resumes")
     parser.add_argument("models", nargs="*", help="names of models; by default all")
-    parser.add_argument(
-        "--baselines", nargs="*", choices=BASELINES, default=BASELINES, help="EAP-IG at least"
-    )
     parser.add_argument("--tasks", nargs="*", choices=TASKS, default=TASKS)
-    parser.add_argument(
-        "--controls", nargs="*", choices=TASKS, default=TASKS, help="of these tasks"
-    )
     given = parser.parse_args()
     torch.set_num_threads(1)
     recording = Recording()
@@ -335,19 +284,19 @@ def main() -> None:
     details: dict[str, Any] = {}
     for name, model in open_models(given.folder):
         if not given.models or name in given.models:
-            chosen = (given.baselines, given.tasks, given.controls)
-            details[name] = measure(given.folder, name, model, *chosen)
+            details[name] = measure(given.folder, name, model, given.tasks)
             rows += rows_of(name, details[name]["folds"])
-            rows += control_rows(name, details[name]["controls"])
+            apart = [x["told apart"] for x in details[name]["controls"] if "told apart" in x]
+            rows.append(Row.of_share(f"{name}: nonsense told apart by the sentence", apart))
+    if given.tasks != TASKS:
+        print("some tasks only: results/unseen_templates.json stays as it is")
+        return
     recording.write(
         "unseen_templates",
-        title="Circuits on templates that nobody saw",
+        title="Stages on templates that nobody saw",
         command="python -m benchmarks.unseen_templates runs/unseen",
         rows=rows,
-        settings={
-            **{"keep": KEEP, "highest": HIGHEST, "left": LEFT, "level": LEVEL},
-            "chosen on": CHOSEN_ON,
-        },
+        settings={"level": LEVEL, "left": LEFT, "moved": MOVED, "draws": DRAWS},
         details=details,
     )
 

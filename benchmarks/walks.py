@@ -84,6 +84,6 @@ def walks() -> dict[str, list[str]]:
         for a, b in pairs
     ]
     found["a question through circuit"] = walk(
-        lambda: bilens.circuit(story, questions, keep=0.9), lambda value: value is questions[0]
+        lambda: bilens.circuit(story, questions), lambda value: value is questions[0]
     )
     return found

@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 
 import torch
-from benchmarks.unseen_templates import LEVEL, OURS
+from benchmarks.unseen_templates import LEVEL, OURS, PARTS
 from experiments.curves import BLUE, RED
 from experiments.results import load_results
 from matplotlib.figure import Figure
@@ -101,7 +101,7 @@ def pattern() -> Figure:
 
 @styled
 def templates() -> Figure:
-    """Draw f on the template that was left out, of each circuit of each task."""
+    """Draw f on the template that was left out, of the stages and the circuits of each task."""
     folds = load_results()["unseen_templates"]["details"]
     figure, axes = new_figure(
         width=640, height=420, title="Share restored on a template that nobody saw"
@@ -109,13 +109,12 @@ def templates() -> Figure:
     axes.axvspan(*LEVEL, color=BLUE, alpha=0.08, linewidth=0)
     for (model, of_model), color in zip(folds.items(), (BLUE, RED), strict=True):
         name = model.partition("-")[0]
-        ours = [row for row in of_model["folds"] if row["method"] == OURS and "parts" in row]
-        for found, symbol in ((True, "o"), (False, "x")):
-            rows = [row for row in ours if row["holds"] == found]
-            shares = [row["unseen"]["value"] for row in rows]
-            label = name if found else f"{name}, none found"
+        for method, symbol in ((OURS, "o"), (PARTS, "x")):
+            rows = [x for x in of_model["folds"] if x["method"] == method and "size" in x]
+            shares = [row["restored"]["value"] for row in rows]
+            label = f"{name}, {method}"
             axes.plot(shares, [row["task"] for row in rows], symbol, color=color, label=label)
-    axes.set_xlabel("f of the circuit that the other two templates find")
+    axes.set_xlabel("f of what the other two templates find")
     add_legend(axes)
     return figure
 

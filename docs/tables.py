@@ -39,28 +39,19 @@ def unseen_templates(results: Mapping[str, Row]) -> str:
     """Return tables of all folds of each model, and of each task."""
     unseen = results["unseen_templates"]
     parts = [f"`{unseen['command']}`, unseen_templates.json, {unseen['commit']}\n"]
-    of_all: list[Sequence[str]] = []
-    of_tasks: list[Sequence[str]] = []
-    baselines = [*unseen["rows"][0]["baselines"]]
+    kinds: dict[bool, list[Row]] = {False: [], True: []}
     for row in unseen["rows"]:
-        name, _, claim = row["claim"].partition(": ")
-        others = [number(row["baselines"].get(baseline)) for baseline in baselines]
-        if ", " in name:
-            found = "yes" if row["held"] else "no"
-            of_tasks.append((name, number(row["value"]), between(row), *others, found))
-        else:
-            of_all.append((name, claim, number(row["value"]), between(row), f"{row['n']}", *others))
-    columns = [
-        "model",
-        "of circuits found, on the template left out",
-        "number",
-        "95 %",
-        "n",
-        *baselines,
-    ]
-    parts.append(lines(columns, of_all))
-    columns = ["f on the template left out", "median", "range", *baselines, "all found"]
-    parts.append(lines(columns, of_tasks))
+        kinds[", " in row["claim"].partition(": ")[0]].append(row)
+    titles = ("on the template left out", "f on the template left out")
+    for title, rows in zip(titles, kinds.values(), strict=True):
+        baselines = [*rows[0]["baselines"]]
+        cells = []
+        for row in rows:
+            name, _, claim = row["claim"].partition(": ")
+            first = name if rows is kinds[True] else f"{name}: {claim}"
+            others = [number(row["baselines"].get(baseline)) for baseline in baselines]
+            cells.append((first, number(row["value"]), between(row), f"{row['n']}", *others))
+        parts.append(lines([title, "number", "between", "n", *baselines], cells))
     return "\n".join(parts)
 
 

@@ -35,7 +35,7 @@ from torch.nn import functional
 
 import bilens
 from bilens import load
-from bilens.circuits import circuit
+from bilens.circuits import Stages, circuit
 from bilens.convert import open_model, open_tokenizer, save_model
 from bilens.data import Corpus, clean, read_texts
 from bilens.flows import read_pairs
@@ -125,33 +125,35 @@ def fitting_row(context: RecipeContext, model: ResidualModel) -> Row:
 
 
 def pronouns(model: ResidualModel) -> Row:
-    """Return what circuits that keep nine tenths restore on a template that did not find them."""
-    record = circuit(model, read_pairs(model, "pronouns"), keep=0.9).record()
-    left_out = [one["restored"] for one in record["circuits"][0]["left out"]]
+    """Return what stages restore on a template that did not find them."""
+    (found,) = circuit(model, read_pairs(model, "pronouns")).circuits
+    left_out = [one.measured.restored.value for one in found.left_out.values()]
     return Row.of_range("restored on a template left out, pronouns, median and range", left_out)
 
 
 def behaviours(model: ResidualModel) -> list[Row]:
-    """Return what the circuit of each behaviour restores, on questions that did not find it.
+    """Return what the stages of each behaviour restore, on questions that did not find them.
 
-    Beside it stand what is left without it, the share of the model's parts that are in it, and the
-    share of all questions that the model answers.
+    Beside it stand what is left without them, the share of the model's parts and places that are
+    in them, and the share of all questions that the model answers.
     """
-    rows, n_parts = [], model.n_layers * (model.n_heads + 1)
-    for one in circuit(model, read_pairs(model, QUESTIONS)).record()["circuits"]:
-        asked = sum(
-            one[f"questions that {what}"] for what in ("order", "decide the size", "measure")
-        )
+    rows = []
+    for answer in circuit(model, read_pairs(model, QUESTIONS)).answers:
+        found, measured = answer.circuit, answer.circuit.measured
+        assert isinstance(found, Stages)
+        inside, every = found.inside
+        used = [one for one in answer.asked if one.use != "left out"]
+        wrong = [one for one in answer.asked if one.why == "the model answers otherwise"]
         row = Row(
-            f"{one['task']}: change restored",
-            one["restored"],
-            one["low"],
-            one["high"],
-            one["questions that measure"],
+            f"{found.task}: change restored",
+            measured.restored.value,
+            measured.restored.low,
+            measured.restored.high,
+            measured.questions,
             baselines={
-                "left": one["left"],
-                "parts": len(one["parts"]) / n_parts,
-                "answered": asked / (asked + len(one["answered otherwise"])),
+                "left": measured.left.value,
+                "inside": inside / every,
+                "answered": len(used) / (len(used) + len(wrong)),
             },
         )
         rows.append(row)

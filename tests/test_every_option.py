@@ -38,8 +38,8 @@ TEXTS = "data=others.txt data_dir=nowhere"
 OF_CONTEXTS = f"token=t4 layer=1 minus=t5 eigenvectors=2 k=2 {TEXTS}"
 OF_FLOW = "prompt='t3 t4 t7' token=t7 minus=t8 target=probability through_patterns weights=mlp.0@2"
 OF_FLOW += f" shown=3 ablate=2 against='t3 t8 t5' mean replace=t4=t8 {TEXTS}"
-OF_CIRCUIT = "prompt='t3 t4 t7' token=t7 minus=t9 against='t3 t9 t5' questions=others.tsv keep=0.3"
-OF_CIRCUIT += " left=0 controls"
+OF_CIRCUIT = "prompt='t3 t4 t7' token=t7 minus=t9 against='t3 t9 t5' questions=others.tsv"
+OF_CIRCUIT += " level=parts controls"
 OF_REPORT = "add=own.py basis=pixels drop=0.5 metric=weights order=activation token=t7 minus=t8"
 OF_REPORT += " layer=1 among=25 prompt='t3 t4 t7' against='t3 t9 t5'"
 OF_LAYERS = "basis=pixels paths=10 drop=0.5 metric=weights bonds data_dir=nowhere"
@@ -63,6 +63,7 @@ OTHERS = {
     f"{OF_PRODUCTS} --mean --data long.txt": OF_FLOW.replace(" mean", ""),
     ONE: OF_CIRCUIT,
     PAIRS: OF_CIRCUIT,
+    f"{PAIRS} --level parts": "keep=0.3 left=0 size=2 heads level=stages controls",
     "circuit model --questions tasks.tsv": OF_CIRCUIT,
     "task-directions model --questions questions.tsv": "questions=others.tsv k=2 strongest=3",
     "eigenvectors images --output page.html": f"basis=pixels order=activation {IMAGES}",

@@ -58,7 +58,8 @@ def flows(view, **options):
 def circuit(view):
     # The model answers each question of a direction.
     direction = {"token": "", "minus": (), "vector": view.direction("t5", minus="t6")}
-    (found,) = bilens.circuit(view, [replace(one, **direction) for one in QUESTIONS]).circuits
+    asked = [replace(one, **direction) for one in QUESTIONS]
+    (found,) = bilens.circuit(view, asked, level="parts").circuits
     effects = [(effect.noising, effect.denoising) for effect in found.effects]
     return numbers(found.mask, found.measured.restored.value, found.measured.left.value, effects)
 

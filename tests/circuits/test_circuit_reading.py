@@ -8,6 +8,7 @@ import torch
 
 from bilens import memory
 from bilens.circuits import Cases, circuit, part_effects, patch, task_directions
+from bilens.circuits.asked import heading_of, typical
 from bilens.circuits.case import make_cases
 from bilens.errors import BilensError
 from bilens.flows import Question
@@ -29,7 +30,7 @@ def right(view):
 
 @pytest.fixture(scope="module")
 def many(view, right):
-    return circuit(view, right, keep=0.6)
+    return circuit(view, right, level="parts", keep=0.6)
 
 
 def reverse(question):
@@ -37,7 +38,7 @@ def reverse(question):
 
 
 def sentence(reading):
-    return reading.answer(reading.circuits[0])
+    return reading.text(reading.answers[0])
 
 
 def test_a_question_counts_by_its_absolute_change_whichever_text_is_first(view):
@@ -56,39 +57,23 @@ def test_a_question_counts_by_its_absolute_change_whichever_text_is_first(view):
         assert effect.noising == pytest.approx(by_patches)
 
 
-def test_questions_of_both_signs_end_and_say_so(view):
+@pytest.mark.parametrize("level", ["stages", "parts"])
+def test_questions_of_both_signs_count_by_their_absolute_change(view, level):
     mixed = [q if i % 2 else reverse(q) for i, q in enumerate(MANY)]
     questions = answered(view, mixed)
-    reading = circuit(view, questions, keep=0.6)
+    reading = circuit(view, questions, level=level)
     (found,) = reading.circuits
-    assert found.questions == (2, 3, 5)
-    measuring = Cases.of(view, questions[5:])
-    assert found.opposite == sum(case.change < 0 for case in measuring.cases)
-    assert 0 < found.opposite < 5
-    assert "of the absolute change on 5 other questions" in sentence(reading)
-    said = f"In {found.opposite} of 5 the answer is the other way round: the number is smaller"
-    assert f"{said} after the first text" in sentence(reading)
-    left = measuring.values(found.others[None].double())[0]
-    share = float(left.sum() / measuring.changes.sum())
-    assert found.measured.left.value == pytest.approx(share)
-
-
-def test_questions_that_the_model_answers_otherwise_are_left_out(view, right):
-    turned = [replace(q, token=q.minus[0], minus=(q.token,)) for q in right[6:8]]
-    reading = circuit(view, [*right[:6], *turned, *right[8:]], keep=0.6)
-    (found,) = reading.circuits
-    assert found.questions == (2, 2, 4)
-    assert found.wrong == tuple(f"“{question.text}”" for question in turned)
-    assert "Left out: 2 questions that the model answers otherwise." in sentence(reading)
-    assert reading.record()["circuits"][0]["answered otherwise"] == list(found.wrong)
-    same = circuit(view, [*right[:6], *right[8:]], keep=0.6)
-    assert same.circuits[0].measured == found.measured
-    with pytest.raises(BilensError, match="answers 2 different questions of the task 'one', expec"):
-        circuit(view, [*right[:2], *turned], keep=0.6)
+    uses = [one.use for one in reading.answers[0].asked]
+    measuring = Cases.of(view, questions[uses.index("measures") :])
+    measuring = measuring.by("role" if level == "stages" else "")
+    assert 0 < sum(case.change < 0 for case in measuring.cases) < len(measuring)
+    f = measuring.values(found.mask[None].double())[0]
+    share = float(f.sum() / measuring.changes.sum())
+    assert found.measured.restored.value == pytest.approx(share)
 
 
 def test_a_circuit_says_in_how_many_questions_its_answer_is_ahead(view, right):
-    reading = circuit(view, right, keep=0.3, left=1.0)
+    reading = circuit(view, right, level="parts", keep=0.3, left=1.0)
     (found,) = reading.circuits
     count = 0
     for case in Cases.of(view, right[5:]).cases:
@@ -97,16 +82,16 @@ def test_a_circuit_says_in_how_many_questions_its_answer_is_ahead(view, right):
         # One token is subtracted: the answer is ahead if the number is above 0.
         count += case.ends[1] + (rise if case.change > 0 else -rise) > 0
     assert found.measured.right == count
-    assert f", and answer {count} of them" in sentence(reading)
+    assert f", of which they answer {count}." in sentence(reading)
     vector = view.direction("t5", minus="t6")
     asked = [replace(q, token="", minus=(), vector=vector) for q in MANY]
-    reading = circuit(view, asked, keep=0.6)
+    reading = circuit(view, asked)
     assert reading.circuits[0].measured.right is None
-    assert "of them" not in sentence(reading)
+    assert "of which" not in sentence(reading)
     whole = [replace(q, minus=()) for q in MANY]
     best = [view.logits(view.ids(q.text)[None])[0, -1].argmax() for q in whole]
     whole = [replace(q, token=f"t{int(token)}") for q, token in zip(whole, best, strict=True)]
-    assert circuit(view, whole, keep=0.6).circuits[0].wrong == ()
+    assert all(one.use != "left out" for one in circuit(view, whole).answers[0].asked)
 
 
 def test_closeness_is_of_single_questions(view, right, many):
@@ -117,15 +102,18 @@ def test_closeness_is_of_single_questions(view, right, many):
 
 
 def test_what_is_more_than_all_is_said(many):
-    (found,) = many.circuits
+    (answer,), (found,) = many.answers, many.circuits
+
+    def text(**changed):
+        other = replace(found, measured=replace(found.measured, **changed))
+        return many.text(replace(answer, circuit=other))
+
     for value, said in ((1.19, False), (1.21, True)):
         restored = replace(found.measured.restored, value=value)
-        other = replace(found, measured=replace(found.measured, restored=restored))
-        assert ("more than all, since parts that oppose" in many.answer(other)) == said
+        assert ("more than all, since parts that oppose" in text(restored=restored)) == said
     for value, said in ((0.09, False), (0.11, True)):
         left = replace(found.measured.left, value=value)
-        other = replace(found, measured=replace(found.measured, left=left))
-        assert ("more than the 10% that were asked for" in many.answer(other)) == said
+        assert ("more than the 10% that were asked for" in text(left=left)) == said
 
 
 def test_the_heading_asks_why_only_what_is_so(view):
@@ -134,10 +122,22 @@ def test_the_heading_asks_why_only_what_is_so(view):
         logits = [view.logits(view.ids(text)[None])[0, -1] for text in texts]
         a, b = (float(x[5] - x[6]) for x in logits)
         there, here = f"{b:+#.3g} after “{texts[1]}”", f"{a:+#.3g} after “{texts[0]}”"
-        expected = f'Why is "t5" minus "t6" {there}, and {here}?'
+        expected = f'why is "t5" minus "t6" {there}, and {here}?'
         if a > 0 > b:
-            expected = f'Why does "t5" follow “{texts[0]}”, and not “{texts[1]}”?'
-        assert circuit(view, [question], keep=0.5).heading == expected
+            expected = f'why does "t5" follow “{texts[0]}”, and not “{texts[1]}”?'
+        (case,) = make_cases(view, [question])
+        assert heading_of(case) == f"one: {expected}"
+        (case,) = make_cases(view, [replace(question, task="")])
+        assert heading_of(case) == expected.capitalize()[0] + expected[1:]
+
+
+def test_the_typical_question_has_the_median_change(view, right):
+    cases = make_cases(view, right)
+    changes = sorted(abs(case.change) for case in cases)
+    asking = [case for case in cases if case.answers == (True, False)]
+    if not asking:
+        assert abs(typical(cases).change) == changes[len(changes) // 2]
+    assert typical(cases) in (asking or cases)
 
 
 def test_a_second_run_without_a_text_has_a_name(view):
@@ -148,7 +148,7 @@ def test_a_second_run_without_a_text_has_a_name(view):
         (view.W_E.mean(0), "other embeddings"),
         (("t1 t7 t3 t4", "t1 t9 t3 t4"), "the mean of “t1 t7 t3 t4”, “t1 t9 t3 t4”"),
     ):
-        reading = circuit(view, [replace(MANY[0], against=against)], keep=0.5)
+        reading = circuit(view, [replace(MANY[0], against=against)])
         title = reading.sections()[0].title
         assert title == reading.heading
         assert (name in title, "tensor" in title) == (True, False)
@@ -157,29 +157,28 @@ def test_a_second_run_without_a_text_has_a_name(view):
 @pytest.mark.parametrize(
     ("numbers", "said"),
     [
-        ([0], "on this question."),
-        ([0] * 8, "on this question."),
+        ([0], "of the change on this question"),
         ([0] * 8, "Left out: 7 repeated questions."),
-        (range(3), "on 1 other question of the same template (too few for an interval),"),
-        ([0, 1, 2] * 2, "on 1 other question of the same template (too few for an interval),"),
-        (range(8), "on 4 other questions of the same template (too few for an interval),"),
-        (range(10), "on 5 other questions of the same template,"),
+        ([0] * 8, "of the change on this question"),
+        ([0, 1, 2] * 2, "of the change on this question"),
+        (range(8), "on 4 other questions (too few for an interval)"),
+        (range(10), "on 5 other questions, of which"),
     ],
 )
 def test_what_finds_does_not_measure(view, right, numbers, said):
-    reading = circuit(view, [right[i] for i in numbers], keep=0.5)
+    reading = circuit(view, [right[i] for i in numbers])
     assert said in sentence(reading)
-    (found,) = reading.circuits
+    (answer,) = reading.answers
     count = len({*numbers})
-    questions = {1: (1, 1, 0), 3: (1, 1, 1), 8: (2, 2, 4), 10: (2, 3, 5)}
-    assert found.questions == questions[count]
-    assert found.repeated == len(numbers) - count
-    assert (found.measured.restored.low is None) == (found.questions[2] < 5)
-    assert ("other question" in sentence(reading)) == (count > 1)
+    uses = {1: (0, 0, 0), 3: (1, 1, 1), 8: (2, 2, 4), 10: (2, 3, 5)}[count]
+    asked = [one.use for one in answer.asked]
+    assert tuple(asked.count(use) for use in ("orders", "decides", "measures")) == uses
+    assert asked.count("left out") == len(numbers) - count
+    assert (answer.circuit.measured.restored.low is None) == (answer.circuit.measured.questions < 5)
 
 
 def test_a_question_at_an_earlier_position_is_the_same(view):
-    reading = circuit(view, [MANY[0], replace(MANY[0], position=3)], keep=0.5)
+    reading = circuit(view, [MANY[0], replace(MANY[0], position=3)])
     assert "Left out: 1 repeated question." in sentence(reading)
 
 
@@ -198,7 +197,7 @@ def test_questions_that_are_spelled_in_another_way_are_the_same(view):
     assert len({case.key for case in make_cases(view, [one, *others])}) == 4
 
 
-@pytest.mark.parametrize("find", [lambda *a: circuit(*a, keep=0.5), task_directions])
+@pytest.mark.parametrize("find", [circuit, task_directions])
 def test_tasks_do_not_measure_with_what_found_another(view, right, find):
     def of_task(name, numbers):
         return [replace(right[i], task=name) for i in numbers]
@@ -220,84 +219,61 @@ def test_directions_are_not_measured_with_repeated_questions(view):
         task_directions(view, MANY[:1] * 3, 2)
 
 
-def test_a_circuit_says_whether_other_templates_measure(view, right):
-    others = []
-    for question in right[5:]:
-        first, _, third, _ = question.text.split()
-        start = f"t8 t8 {first} {third} t8"
-        others.append(replace(question, text=f"{start} t2", against=f"{start} t7"))
-    others = answered(view, others)
-    reading = circuit(view, [*right[:5], *others], keep=0.5)
-    assert "on 5 other questions of other templates" in sentence(reading)
-    reading = circuit(view, [*right[:5], *others[:2], *right[5:8]], keep=0.5)
-    assert "on 5 other questions, of which 2 are of other templates," in sentence(reading)
-
-
 def test_numbers_of_a_record_are_numbers(view, right, many):
     named = [replace(q, template="ab"[i % 2]) for i, q in enumerate(right)]
-    reading = circuit(view, named, keep=0.6, controls=True)
-    record = json.loads(json.dumps(reading.record(), allow_nan=False))
-    (row,), (found,) = record["circuits"], reading.circuits
-    shown = make_cases(view, [q for q in named if q.template == "a"][2:3])[0]
-    asked = {"prompt": shown.question.text, "against": shown.question.against}
-    asked |= {"values": list(shown.ends), "keep": 0.6, "left at most": 0.1}
-    assert {name: record[name] for name in asked} == asked
+    reading = circuit(view, named, level="parts", keep=0.6, controls=True)
+    row, (found,) = json.loads(json.dumps(reading.record(), allow_nan=False)), reading.circuits
     measured, restored, left = found.measured, found.measured.restored, found.measured.left
     expected = {"restored": restored.value, "low": restored.low, "high": restored.high}
     expected |= {"left": left.value, "left low": left.low, "right": measured.right}
-    expected |= {"questions that measure": 6, "closeness": measured.closeness}
-    expected |= {"holds": found.found.holds}
+    expected |= {"measuring questions": 6, "closeness": measured.closeness, "level": "parts"}
+    expected |= {"holds": found.found.holds, "size": found.size}
     assert {name: row[name] for name in expected} == expected
-    assert [part["part"] for part in row["parts"]] == [str(x.part) for x in found.effects]
-    assert [part["noising"] for part in row["parts"]] == [x.noising for x in found.effects]
+    effects = {str(x.part): x.noising for x in found.effects}
+    assert {part["part"]: part["noising"] for part in row["parts"]} == effects
     sizes = {x["size"]: tuple(x["restored"]) for x in row["sizes"]}
     assert sizes == {size: tuple(shares) for size, shares in found.found.sizes.items()}
-    for rows, circuits in ((row["left out"], found.left_out), (row["controls"], found.controls)):
-        values = [x.measured.restored.value for x in circuits.values()]
-        assert [x["restored"] for x in rows] == values
+    values = [x.measured.restored.value for x in found.left_out.values()]
+    assert [x["restored"] for x in row["left out"]] == values
+    assert row["control"]["restored"] == found.control.measured.restored.value
     for rows in (row["templates"], row["left out"]):
         assert [x["template"] for x in rows] == ["a", "b"]
-    assert "transfer" not in record
+    assert "transfer" not in row
     assert plain(many.record()) == many.record()
 
 
-def test_the_transfer_of_a_record_is_a_matrix(view, right):
+@pytest.fixture(scope="module")
+def two(view, right):
     others = [replace(question, task="two", minus=("t8",)) for question in right]
     others = answered(view, [replace(question, token="t9") for question in others])
-    reading = circuit(view, [*right, *others], keep=0.6)
-    record = json.loads(json.dumps(reading.record(), allow_nan=False))
+    return circuit(view, [*right, *others])
+
+
+def test_the_transfer_of_a_record_is_a_matrix(two):
+    record = json.loads(json.dumps(two.record(), allow_nan=False))
     restored, left = torch.tensor(record["transfer"]), torch.tensor(record["transfer left"])
     assert restored.shape == left.shape == (2, 2)
-    for number, row in enumerate(record["circuits"]):
+    for number, row in enumerate(record["tasks"]):
         assert float(restored[number, number]) == pytest.approx(row["restored"])
         assert float(left[number, number]) == pytest.approx(row["left"])
+        assert row["stages"]
 
 
-def test_a_page_has_every_answer_and_the_questions_that_found_it(view, many):
-    *_, found_by = many.sections()
-    assert found_by.title == "Questions that found it"
-    assert [*found_by.parts[0].frame["text"]] == [question.text for question in MANY[:5]]
-    others = answered(view, [replace(q, task="two", token="t9") for q in MANY])
-    ones = answered(view, MANY)
-    reading = circuit(view, [*ones, *others], keep=0.6)
-    first, *_ = reading.sections()
-    assert first.title == "Which few parts answer one and two?"
-    for circuit_, line in zip(reading.circuits, first.text.splitlines(), strict=True):
-        assert line == f"{circuit_.task}: {reading.answer(circuit_)}"
-    assert len(reading.plot().axes[0].texts) > 1
-
-
-def test_the_picture_measures_the_parts_of_the_circuit(view, many):
-    measured = [node for node in many.graph.nodes if node.measured is not None]
-    parts = {(x.part.layer, x.part.number) for x in many.circuits[0].effects}
-    assert measured
-    for node in measured:
-        if node.kind != "token":
-            assert (node.layer, node.number if node.kind == "head" else None) in parts
+def test_a_page_has_every_answer_and_all_questions(many, two, right):
+    *_, questions = many.sections()
+    assert questions.title == "Questions"
+    assert [*questions.parts[0].frame["text"]] == [question.text for question in right]
+    sections = {section.title: section for section in two.sections()}
+    for answer in two.answers:
+        section = sections[f"What carries {answer.circuit.task}?"]
+        assert section.text == two.text(answer)
+        assert section.rows[0][0].figure.axes
+        assert f"Questions of {answer.circuit.task}" in sections
+    assert len(two.plot().axes[0].texts) == 4
 
 
 def test_questions_may_come_one_by_one(view, right, many):
-    reading = circuit(view, (question for question in right), keep=0.6)
+    reading = circuit(view, (question for question in right), level="parts", keep=0.6)
     assert sentence(reading) == sentence(many)
 
 
@@ -306,3 +282,9 @@ def test_more_questions_than_fit_into_memory_are_refused_before(view, find, monk
     monkeypatch.setattr(memory, "available_memory", lambda device: 200_000)
     with pytest.raises(MemoryLimitError, match="The passes of 1,000 questions need 0.0"):
         find(view, MANY * 100)
+
+
+def test_three_questions_of_a_template_have_to_be_answered(view, right):
+    turned = [replace(q, token=q.minus[0], minus=(q.token,)) for q in right[6:8]]
+    with pytest.raises(BilensError, match="answers 2 different questions of the task 'one', expec"):
+        circuit(view, [*right[:2], *turned])

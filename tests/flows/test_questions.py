@@ -12,6 +12,7 @@ from bilens.circuits import Cases, circuit, patch, task_directions
 from bilens.circuits.case import make_cases
 from bilens.circuits.measures import Split, find_circuit, part_effects
 from bilens.errors import BilensError
+from bilens.figures.sheet import svg_of
 from bilens.flows import Question, answered, flow
 from bilens.flows.reading import answer_question
 from bilens.transformer.changes import mixed_site, mlp_site
@@ -84,8 +85,12 @@ def by_patch(view, question):
 
 
 def by_positions(view, question):
-    reading = circuit(view, [question])
+    reading = circuit(view, [question], level="parts")
     return [*of_circuit(reading.circuits[0]), reading.heading]
+
+
+def by_stages(view, question):
+    return circuit(view, [question]).record()
 
 
 def by_parts(view, question):
@@ -117,11 +122,11 @@ def by_page_of_flow(view, question):
 def by_page_of_circuit(view, question):
     reading = circuit(view, [question])
     first = reading.sections()[0]
-    return [first.title, first.text, reading.plot().to_dict()]
+    return [first.title, first.text, svg_of(reading.plot())]
 
 
 CONSUMERS = [
-    *(by_flow, by_labels, by_patch, by_positions, by_parts, by_measuring),
+    *(by_flow, by_labels, by_patch, by_positions, by_stages, by_parts, by_measuring),
     *(by_directions, by_measured_directions, by_page_of_flow, by_page_of_circuit),
 ]
 
@@ -211,7 +216,7 @@ def test_an_answer_of_several_tokens_has_the_log_probability_of_all(name, questi
         assert through.value == pytest.approx(ends[0] - ends[1], rel=1e-4)
         starts = through.embeddings.sum() + through.positions.sum() + through.choices.sum()
         assert float(starts) == pytest.approx(through.value, rel=1e-4)
-        (found,) = circuit(view, [question], keep=0.6).circuits
+        (found,) = circuit(view, [question]).circuits
         assert found.measured.change == pytest.approx(abs(case.change))
 
 
@@ -345,11 +350,11 @@ def test_circuits_hold_on_texts_of_unlike_length(view):
         asked.append(Question(" ".join(words), "t5", ("t6",), " ".join(second)))
     cases = make_cases(view, asked, any_length=True)
     with_answers = [case.question for case in cases if case.answers[0]]
-    reading = circuit(view, with_answers, keep=0.6)
-    assert reading.graph is None
-    assert reading.circuits[0].questions[2] > 0
-    assert [section.title for section in reading.sections()]
-    assert reading.plot().axes
+    for level in ("stages", "parts"):
+        reading = circuit(view, with_answers, level=level)
+        assert reading.circuits[0].measured.questions > 0
+        assert [section.title for section in reading.sections()]
+        assert reading.plot().axes
     for consumer in (
         lambda: circuit(view, with_answers[:1]),
         lambda: task_directions(view, with_answers),

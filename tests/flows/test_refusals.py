@@ -35,10 +35,14 @@ NONE_OR_EMPTY = r"words as keys=key,was=is|an empty name"
 
 
 def circuit_of(**options):
-    return lambda view: circuit(**{"model": view, "questions": QUESTIONS[:2], **options})
+    return lambda view: circuit(
+        **{"model": view, "questions": QUESTIONS[:2], "level": "parts", **options}
+    )
 
 
 CIRCUITS = {
+    "level='foo', expected one of stages, parts": circuit_of(level="foo"),
+    "size=0, expected a whole number, at least 1": circuit_of(size=0),
     "keep=nan, expected a finite number": circuit_of(keep=NAN),
     "keep=inf, expected a finite number": circuit_of(keep=INFINITE),
     "keep='0.9', expected a finite number": circuit_of(keep="0.9"),

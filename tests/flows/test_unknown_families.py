@@ -93,9 +93,13 @@ def test_circuits_and_directions_are_found(view):
     values = cases.values(torch.stack([everything, torch.ones_like(everything)]))
     torch.testing.assert_close(values[0], cases.changes, rtol=1e-5, atol=1e-9)
     torch.testing.assert_close(values[1], values[0])
-    (found,) = circuit(view, answered(view, questions()), keep=0.5).circuits
+    asked = answered(view, questions())
+    (found,) = circuit(view, asked, level="parts", keep=0.5).circuits
     assert found.mask.any()
     assert not (found.mask & ~cases.everything).any()
+    (stages,) = circuit(view, asked).circuits
+    assert stages.mask.any()
+    assert not (stages.mask & ~cases.by("role").everything).any()
     if all(layer.mlp is not None for layer in view.places.layers):
         assert task_directions(view, questions(), 2).r2 is not None
     else:

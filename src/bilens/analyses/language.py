@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 from bilens.analysis import Reading, analysis
 from bilens.errors import BilensError
 from bilens.lazy_imports import lazy_import
-from bilens.options import Keep, Left, Target, layer_of, token_list
+from bilens.options import Keep, Left, Level, Target, layer_of, token_list
 from bilens.settings import Between, Count, NotNegative, Seed
 
 if TYPE_CHECKING:
@@ -94,18 +94,23 @@ def circuit(
     minus: str = "",
     against: str = "",
     questions: str = "",
+    level: Level = "stages",
     keep: Keep = 0.95,
     left: Left = 0.1,
+    size: Count | None = None,
+    heads: bool = False,
     controls: bool = False,
 ) -> Reading:
-    """Find the few heads and MLPs that answer a question, and measure them on other questions.
+    """Find what carries the answer to a question, in a few stages, and measure it on others.
 
         bilens circuit model.gguf --questions agreement.tsv
+        bilens circuit model.gguf --questions agreement.tsv --level parts --heads --size 5
         bilens circuit runs/grammar --prompt "then ben ate" --token rice --against "then lily ate"
 
-    Of one pair of texts the parts are at positions. Of a file with several templates each is left
-    out once, and what the others find is measured on it. The circuit of each of several tasks is
-    measured on the questions of all.
+    A stage is the heads, or the MLPs, of a range of layers at the word where the texts differ, at
+    their end, or between. Of a file with several templates each is left out once, and what the
+    others find is measured on it. The answer of each of several tasks is measured on the questions
+    of all.
 
     Args:
         model: Any, with its tokenizer.
@@ -120,10 +125,14 @@ def circuit(
             their names, text, token, minus, against, task and template. Or the name of a task that
             comes with bilens, such as agreement. Some questions of a template find, the others
             measure.
-        keep: Least share of the change that a circuit keeps on the questions that decide its size.
-        left: Largest share of the change there that is left without the circuit.
-        controls: Also search where there is nothing to find: random parts, an answer that is
-            nonsense, and the model with shuffled weights.
+        level: Stages, or parts: the heads and MLPs of a circuit one by one, of a single question
+            at positions.
+        keep: Least share of the change that parts keep on the questions that decide their number.
+        left: Largest share of the change there that is left without the parts.
+        size: Number of parts; by default the smallest that keeps enough.
+        heads: Of parts only heads, with all MLPs in place.
+        controls: Also search for an answer of two words that no question has, and say whether it
+            is told apart.
     """
     from bilens import circuits
     from bilens.flows import Question, read_pairs
@@ -147,7 +156,9 @@ def circuit(
         if questions
         else [Question(prompt, token_list(token), token_list(minus), against)]
     )
-    return circuits.circuit(model, asked, keep=keep, left=left, controls=controls)
+    return circuits.circuit(
+        model, asked, level=level, keep=keep, left=left, size=size, heads=heads, controls=controls
+    )
 
 
 @analysis("task-directions")

@@ -4,6 +4,8 @@ Whoever compares another search for circuits, or other directions, takes its par
 `Cases` measure masks of parts, and `search_circuit` and `find_circuit` order parts by any scores.
 """
 
+from bilens.circuits.cases import Cases
+from bilens.circuits.cuts import Cuts
 from bilens.circuits.directions import MLPDirections
 from bilens.circuits.edits import edit, edit_head_along, edit_heads, edit_mlp_along
 from bilens.circuits.gradients import Attributions, eap_ig, gradient_effects
@@ -12,18 +14,21 @@ from bilens.circuits.measures import Circuit, Split, find_circuit, part_effects
 from bilens.circuits.patching import Effects, parts_in, patch, patched
 from bilens.circuits.reading import CircuitReading, circuit
 from bilens.circuits.recurring import Snapshots, find_directions, share_held, task_directions
-from bilens.circuits.search import Cases, search_circuit
+from bilens.circuits.search import search_circuit
+from bilens.circuits.stages import Stages, find_stages
 
 __all__ = [
     "Attributions",
     "Cases",
     "Circuit",
     "CircuitReading",
+    "Cuts",
     "Effects",
     "Interval",
     "MLPDirections",
     "Snapshots",
     "Split",
+    "Stages",
     "circuit",
     "eap_ig",
     "edit",
@@ -32,6 +37,7 @@ __all__ = [
     "edit_mlp_along",
     "find_circuit",
     "find_directions",
+    "find_stages",
     "gradient_effects",
     "part_effects",
     "parts_in",

@@ -1,43 +1,47 @@
-"""Controls of a circuit: what the same search finds where there is nothing to find."""
+"""A control of circuits: the same search for an answer that is nonsense."""
 
-from collections.abc import Callable, Sequence
-from copy import deepcopy
+from collections.abc import Sequence
 
-import torch
-
-from bilens.circuits.measures import Circuit, Split, find_circuit, measured
-from bilens.circuits.search import Cases
+from bilens.circuits.cases import Cases
+from bilens.circuits.measures import Measured
 from bilens.errors import BilensError
 from bilens.flows.question import Question
 from bilens.language.names import exact_names, in_words, shown_tokens
-from bilens.memory import check_memory
 from bilens.transformer import ResidualModel
 
-RANDOM = 5
-"""Random circuits of equal size, whose median is one control."""
 
+def nonsense(cases: Cases) -> Cases:
+    """Return the same texts with an answer of two words that no question has.
 
-def controls(
-    cases: Cases, split: Callable[[Cases], list[Split]], circuit: Circuit, keep: float, left: float
-) -> dict[str, Circuit]:
-    """Return a circuit as the first, and its controls by their names.
-
-    They are random parts, as many; the circuit of an answer that is nonsense; and the circuit of
-    the same questions in the model whose layers have their weights shuffled. `split` returns the
-    same questions of other cases.
+    Raises:
+        BilensError: the vocabulary has no such words.
     """
-    asked = [case.question for case in cases.cases]
-    nonsense = cases.asking(nonsense_answer(cases.model, asked))
-    shuffled = Cases.of(shuffled_model(cases.model), asked, any_length=True)
-    question = nonsense.cases[0].question
+    return cases.asking(nonsense_answer(cases.model, [case.question for case in cases.cases]))
+
+
+def verdict(answer: Measured, control: Measured, question: Question) -> str:
+    """Return in a sentence whether a search for nonsense is told apart from the answer.
+
+    It is if the model answers less than three quarters of its questions, their number changes less
+    than half as much, or what was found is less right by a fifth, or less close by a tenth.
+    """
     token, minus = map(in_words, (*question.tokens, *question.minus))
-    measuring = Cases.joined([of_template.measuring for of_template in split(cases)])
-    return {
-        "the answer": circuit,
-        "random parts": _random(measuring, circuit),
-        f"answer {token} minus {minus}": find_circuit(split(nonsense), keep, left),
-        "shuffled weights": find_circuit(split(shuffled), keep, left),
-    }
+    known = control.answers is None or control.answers >= 0.75 * control.questions
+    right = [0.0 if x.right is None else x.right / x.questions for x in (answer, control)]
+    is_apart = (
+        not known
+        or control.change < answer.change / 2
+        or right[1] < right[0] - 0.2
+        or control.closeness < answer.closeness - 0.1
+    )
+    told = "nothing is there" if is_apart else "not told apart"
+    return (
+        f"Control: {token} minus {minus}, which nobody asked, changes by {control.change:.2g} "
+        f"(the answer by {answer.change:.2g}); what the same search finds for it is right in "
+        f"{control.right} of {control.questions} questions ({answer.right} of "
+        f"{answer.questions}), and comes as near to single questions as {control.closeness:z.0%} "
+        f"({answer.closeness:z.0%}): {told}."
+    )
 
 
 def nonsense_answer(model: ResidualModel, questions: Sequence[Question]) -> tuple[str, str]:
@@ -72,33 +76,3 @@ def nonsense_answer(model: ResidualModel, questions: Sequence[Question]) -> tupl
         )
     first, second = exact_names(model, chosen)
     return first, second
-
-
-def shuffled_model(model: ResidualModel) -> ResidualModel:
-    """Return a copy of a model in which the numbers of each matrix of its layers change places.
-
-    Raises:
-        MemoryLimitError: there is not enough for the copy.
-    """
-    size = sum(weight.nbytes for weight in model.model.parameters())
-    check_memory(size, "A copy of the model, as control,", model.device)
-    copy = ResidualModel(deepcopy(model.model), model.tokenizer)
-    generator = torch.Generator().manual_seed(0)
-    for layer in copy.modules.layers:
-        for weight in layer.module.parameters():
-            if weight.dim() > 1:
-                order = torch.randperm(weight.numel(), generator=generator).to(weight.device)
-                weight.data = weight.data.flatten()[order].view_as(weight)
-    return copy
-
-
-def _random(measuring: Cases, circuit: Circuit) -> Circuit:
-    """Return the random circuit of equal size that restores the median of some."""
-    generator = torch.Generator().manual_seed(0)
-    scores = torch.rand(RANDOM, circuit.mask.numel(), generator=generator)
-    masks = torch.zeros(scores.shape, dtype=torch.bool)
-    masks = masks.scatter(1, scores.topk(circuit.size).indices, True).view(-1, *circuit.mask.shape)
-    order = measuring.faithfulness(masks.cpu().double()).argsort()
-    mask = masks[order[RANDOM // 2]]
-    total, by_template = measured(measuring, mask, ~mask)
-    return Circuit(circuit.task, None, mask, mask & False, total, by_template)

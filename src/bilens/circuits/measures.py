@@ -8,13 +8,11 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
+from bilens.circuits.cases import Cases
 from bilens.circuits.interval import Interval
 from bilens.circuits.patching import exchanged_each, parts_in
-from bilens.circuits.search import Cases, Found, Scores, necessary, search_circuit
+from bilens.circuits.search import KEEP, Found, Scores, necessary, search_circuit
 from bilens.transformer.changes import Part
-
-SHOWN = 4
-"""Questions on which the effects of single parts are measured, at most."""
 
 
 class Split(NamedTuple):
@@ -109,59 +107,47 @@ class Circuit:
 
     Attributes:
         task: its name.
-        found: the search, whose mask may have fewer parts; None for parts that were drawn.
+        found: the search, whose mask may have fewer parts.
         mask: the parts.
         needed: those of them that any circuit needs; see `needed_parts`.
         measured: what it does on all questions that measure.
         by_template: the same for each template.
+        live: parts that are always in place, and do not count: all MLPs in circuits of heads.
         effects: what each part does, the largest first.
-        questions: number of questions that order parts, that decide the size, and that measure; 0
-            at the end if a single question measures itself.
-        opposite: number of those that measure whose number the first text lowers.
         left_out: of several templates, the circuit of all others, measured on the one.
-        controls: what the same search finds where there is nothing to find.
-        wrong: first texts of questions that were left out, since the model answers otherwise.
-        repeated: number of questions that were left out, since they repeat others.
-        of_other_templates: number of questions that measure, of a single name of a template, whose
-            sentences are like none that found the circuit.
+        control: what the same search finds for an answer that is nonsense.
     """
 
     task: str
-    found: Found | None
+    found: Found
     mask: Bool[Tensor, " *shape"]
     needed: Bool[Tensor, " *shape"]
     measured: Measured
-    by_template: Mapping[str, Measured] = field(default_factory=dict)
+    by_template: Mapping[str, Measured]
+    live: Bool[Tensor, " *shape"]
     effects: tuple[PartEffect, ...] = ()
-    questions: tuple[int, int, int] = (0, 0, 0)
-    opposite: int = 0
     left_out: "Mapping[str, Circuit]" = field(default_factory=dict)
-    controls: "Mapping[str, Circuit]" = field(default_factory=dict)
-    wrong: tuple[str, ...] = ()
-    repeated: int = 0
-    of_other_templates: int = 0
+    control: "Circuit | None" = None
+
+    @property
+    def parts(self) -> Bool[Tensor, " *shape"]:
+        """The mask without the parts that are always in place."""
+        return self.mask & ~self.live
 
     @property
     def size(self) -> int:
         """Number of parts."""
-        return int(self.mask.sum())
+        return int(self.parts.sum())
 
     @property
     def holds(self) -> bool:
-        """Whether f is in bounds on every template, on the questions that decide the size."""
-        return self.found is not None and self.found.holds
-
-    @property
-    def half(self) -> int | None:
-        """The least number of parts that restore half on every template; None if it needs all."""
-        sizes = self.found.sizes if self.found is not None else {}
-        enough = [size for size, shares in sizes.items() if min(shares) >= 0.5]
-        return min((size for size in enough if size < self.size), default=None)
+        """Whether f is in bounds, on the questions that decide the size."""
+        return self.found.holds
 
     @property
     def others(self) -> Bool[Tensor, " *shape"]:
         """The mask of all parts that are not in the circuit, and of those that any needs."""
-        return ~self.mask | self.needed
+        return ~self.mask | self.needed | self.live
 
     def on(self, cases: Cases) -> Measured:
         """Return what it does on other questions."""
@@ -170,43 +156,39 @@ class Circuit:
     @property
     def core(self) -> Bool[Tensor, " *shape"]:
         """The mask of the parts that are in it whichever template is left out."""
-        return torch.stack([self.mask, *(one.mask for one in self.left_out.values())]).all(0)
-
-    @property
-    def unlike_templates(self) -> list[str]:
-        """Names of the templates of which the circuit of the others restores less than half."""
-        return [name for name, x in self.left_out.items() if x.measured.restored.value < 0.5]
+        return torch.stack([self.parts, *(one.mask for one in self.left_out.values())]).all(0)
 
 
 def find_circuit(
     splits: Sequence[Split],
-    keep: float,
-    left: float,
+    keep: float = KEEP,
+    left: float = 0.1,
     *,
     measuring: Cases | None = None,
     scores: Scores = Cases.scores,
+    size: int | None = None,
+    heads: bool = False,
 ) -> Circuit:
     """Return the circuit of some templates, measured on questions that did not find it.
 
     These are by default those of the templates that measure. It is the smallest that
-    `search_circuit` finds, with the parts without which at most `left` is left.
+    `search_circuit` finds, with the parts without which at most `left` is left; or has `size`
+    parts. With `heads` all MLPs are in place, and only heads are searched.
     """
     deciding = Cases.joined([split.deciding for split in splits])
-    found = search_circuit([split.ordering for split in splits], deciding, keep, scores=scores)
-    needed = needed_parts(found.mask, deciding)
-    mask = necessary(found.mask, needed, deciding, left)
+    live = torch.zeros_like(deciding.everything)
+    live[..., -1] = heads
+    live &= deciding.everything
+    ordering = [split.ordering for split in splits]
+    found = search_circuit(ordering, deciding, keep, scores, size=size, live=live)
+    mask, needed = found.mask, torch.zeros_like(live)
+    if size is None and not heads:
+        needed = needed_parts(mask, deciding)
+        mask = necessary(mask, needed, deciding, left)
     measuring = measuring or Cases.joined([split.measuring for split in splits])
-    total, by_template = measured(measuring, mask, ~mask | needed)
-    return Circuit(measuring.cases[0].question.task, found, mask, needed, total, by_template)
-
-
-def left_out(splits: Sequence[Split], keep: float, left: float) -> dict[str, Circuit]:
-    """Return the circuit of all templates but one, measured on that one, for each of several."""
-    circuits = {}
-    for split in splits if len(splits) > 1 else ():
-        others = [other for other in splits if other is not split]
-        circuits[split.template] = find_circuit(others, keep, left, measuring=split.measuring)
-    return circuits
+    total, by_template = measured(measuring, mask, ~mask | needed | live)
+    task = measuring.cases[0].question.task
+    return Circuit(task, found, mask, needed, total, by_template, live)
 
 
 def needed_parts(mask: Bool[Tensor, " *shape"], deciding: Cases) -> Bool[Tensor, " *shape"]:

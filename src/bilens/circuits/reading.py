@@ -1,152 +1,184 @@
-"""Circuits of one task or several as a reading: the answer, its parts, and where it transfers."""
+"""The answer to the questions of a task: the stages or the parts that carry it, measured."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from difflib import SequenceMatcher
-from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from bilens.analysis import Reading
 from bilens.checks import checked
-from bilens.circuits.case import Case, check_apart, different
-from bilens.circuits.controls import controls as controls_of
-from bilens.circuits.interval import LEAST
-from bilens.circuits.measures import (
-    SHOWN,
-    Circuit,
-    Measured,
-    Split,
-    find_circuit,
-    left_out,
-    part_effects,
+from bilens.circuits.asked import (
+    Asked,
+    answered_questions,
+    counted,
+    heading_of,
+    premise,
+    typical,
+    uses,
 )
+from bilens.circuits.case import check_apart, different
+from bilens.circuits.cases import Cases
+from bilens.circuits.controls import nonsense, verdict
+from bilens.circuits.cuts import Cuts, cuts_of, direction_tokens
+from bilens.circuits.interval import LEAST
+from bilens.circuits.measures import Circuit, Measured, Split, find_circuit, part_effects
 from bilens.circuits.patching import parts_in
-from bilens.circuits.search import HIGHEST, KEEP, SIZES, Cases
+from bilens.circuits.search import HIGHEST, KEEP, LARGEST
+from bilens.circuits.stages import Stages, find_stages
 from bilens.errors import BilensError
-from bilens.flows.ablation import name_by_measurement
 from bilens.flows.fitted import token_hints
-from bilens.flows.graph import FlowGraph
 from bilens.flows.question import Question
 from bilens.flows.sources import AnyModel, Questions, as_questions, opened
-from bilens.flows.split import flows
-from bilens.language.names import quoted
-from bilens.options import Keep, Left
-from bilens.sections import Columns, Fact, by_column, signed
+from bilens.language.names import in_words, shown_tokens
+from bilens.options import Keep, Left, Level
+from bilens.progress import progress_bar
+from bilens.sections import Columns, Fact, by_column
+from bilens.settings import Count
 from bilens.transformer import ResidualModel
 
-DRAWN = 15
-"""Nodes of the picture."""
+SHOWN = 20
+"""Questions on which the effects of single parts are measured, at most."""
+GOOD = 0.9
+"""Least f on a template that was left out, below which it is said."""
+
+Answer = Stages | Circuit
+
+
+@dataclass(frozen=True, eq=False)
+class TaskAnswer:
+    """What carries the answers of a task.
+
+    Attributes:
+        circuit: the stages, or the parts.
+        asked: all questions of the task, and what each is for.
+        premise: what the model says to them.
+        control: the search for nonsense beside this one, in a sentence; empty if it was not asked.
+        named: the tokens that a single direction at both cuts raises, and those that it lowers.
+    """
+
+    circuit: Answer
+    asked: tuple[Asked, ...]
+    premise: str
+    control: str
+    named: Mapping[str, tuple[str, str]]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class CircuitReading(Reading):
-    """The circuits of one task or of several, measured on questions that did not find them.
+    """What carries the answers of one task or of several, measured on questions beside.
 
     Attributes:
-        question: the first question that measures.
-        texts: both of its texts for a page, in quotes.
+        heading: what a typical question asks, in a sentence.
+        question: this question.
         values: its number after each text.
-        heading: what it asks, in a sentence.
-        graph: the parts of the first circuit in the flow of this question; None where its texts
-            have unlike numbers of tokens, of which there is no flow.
-        circuits: one for each task.
-        transfer: of several tasks, what each circuit (row) does on the questions of each (column).
-        n_parts: number of heads and MLPs, at each position for a single question.
-        limits: least f of a circuit, and the largest f of everything else.
+        answers: that of each task.
+        transfer: of several tasks, what the answer of each (row) does on the questions of each
+            (column).
+        n_parts: number of heads and MLPs, or of heads, at each position for a single question.
+        limits: least f of a circuit of parts, and the largest f of everything else.
         notes: warnings about the tokens.
-        finding: the questions that found the circuits.
     """
 
-    question: Question
-    texts: tuple[str, str]
-    values: tuple[float, float]
     heading: str
-    graph: FlowGraph | None
-    circuits: tuple[Circuit, ...]
+    question: Question
+    values: tuple[float, float]
+    answers: tuple[TaskAnswer, ...]
     transfer: tuple[tuple[Measured, ...], ...]
     n_parts: int
     limits: tuple[float, float]
     notes: tuple[str, ...] = ()
-    finding: tuple[Question, ...] = ()
 
     title: ClassVar[str] = "Circuit"
     is_picture: ClassVar[bool] = True
     formats: ClassVar[dict[str, str]] = {
         **dict.fromkeys(("noising", "denoising"), "+.0%"),
-        **dict.fromkeys(("restored", "low", "high", "left", "closeness"), "z.0%"),
-        "share": "+.1%",
-        "mean change": ".3g",
+        **dict.fromkeys(("restored", "low", "high", "left", "closeness", "without it"), "z.0%"),
+        **dict.fromkeys(("mean change", "after the first text", "after the second"), ".3g"),
     }
 
-    def facts(self) -> list[Fact]:
-        """Return the answer of each circuit in a few sentences, and warnings."""
-        answers: list[Fact] = [(circuit.task, self.answer(circuit)) for circuit in self.circuits]
-        return answers + ([("note", " ".join(self.notes))] if self.notes else [])
+    @property
+    def circuits(self) -> tuple[Answer, ...]:
+        """The stages, or the parts, of each task."""
+        return tuple(answer.circuit for answer in self.answers)
 
-    def answer(self, circuit: Circuit) -> str:
-        """Return what a circuit does in a few sentences."""
+    def facts(self) -> list[Fact]:
+        """Return the answer of each task in a few sentences, and warnings."""
+        facts: list[Fact] = [("note", " ".join(self.notes))] if self.notes else []
+        return [*facts, *((one.circuit.task, self.text(one)) for one in self.answers)]
+
+    def text(self, answer: TaskAnswer) -> str:
+        """Return what the model says to the questions of a task, and what carries it."""
+        found = answer.circuit
+        said = _stages_said(found) if isinstance(found, Stages) else self._parts_said(found)
+        if isinstance(found, Stages) and found.cuts is not None:
+            said += cuts_said(found.cuts, answer.named)
+        if found.left_out:
+            said.append(_of_the_others(found))
+        return " ".join(filter(None, [answer.premise, *said, answer.control]))
+
+    def _parts_said(self, circuit: Circuit) -> list[str]:
         keep, most = self.limits
-        measured, count = circuit.measured, circuit.measured.questions
-        change = "absolute change" if circuit.opposite else "change"
-        parts = f"{circuit.size} of {self.n_parts:,} parts"
+        measured, found = circuit.measured, circuit.found
+        thing = "heads, with all MLPs in place," if circuit.live.any() else "parts"
+        parts = f"{circuit.size} of {self.n_parts:,} {thing}"
+        text = f"{parts} restore {_restored(measured)}"
         if not circuit.holds:
-            where = (
-                "every template" if len(circuit.by_template) > 1 else "the questions that decide"
+            text = (
+                f"No circuit of at most {LARGEST} restores {keep:.0%} to {HIGHEST:.0%} of the "
+                f"change. The best, {parts}, restores {_restored(measured)}"
             )
-            parts = (
-                f"No circuit of at most {SIZES[-1]} parts restores {keep:.0%} to {HIGHEST:.0%} of "
-                f"the {change} on {where}. The best, {parts},"
-            )
-        restore = "restore" if circuit.holds else "restores"
-        text = f"{parts} {restore} {measured.restored} of the {change} on {_measuring(circuit)}"
-        if measured.right is not None and circuit.questions[2]:
-            answer = "answer" if circuit.holds else "answers"
-            text += f", and {answer} {measured.right} of them"
-        if (half := circuit.half) is not None and circuit.questions[2]:
-            text += f"; {half} are enough for half of it, on the questions that decide the size"
+        sentences = [f"{text}."]
+        worst = min(circuit.by_template.items(), key=lambda item: item[1].restored.value)
+        if len(circuit.by_template) > 1 and len(found.sizes) > 1:
+            share = f"{worst[1].restored.value:z.0%}"
+            sentences.append(f"The size is for the mean over templates; the worst, {worst[0]}, "
+                             f"has {share}.")  # fmt: skip
+        if curve := curve_said(found.sizes, circuit.size):
+            sentences.append(curve)
         if measured.restored.value > 1.2:
-            text += "; that is more than all, since parts that oppose the answer are left out"
+            sentences.append("That is more than all, since parts that oppose the answer are out.")
         needed = ", ".join(map(str, parts_in(circuit.needed)))
         kept = f", with {needed} in place," if needed else ""
-        if circuit.needed.equal(circuit.mask):
-            text += f". Any circuit needs {needed}"
-        else:
-            text += f". Without them{kept} {measured.left.value:z.0%} is left"
-            if measured.left.value > most:
-                text += f", more than the {most:.0%} that were asked for"
-        if circuit.left_out:
-            text += f". {_of_the_others(circuit)}"
-        if circuit.opposite:
-            text += (
-                f". In {circuit.opposite} of {count} the answer is the other way round: the number "
-                "is smaller after the first text"
-            )
-        if circuit.wrong:
-            count_wrong = _counted(len(circuit.wrong), "question")
-            text += f". Left out: {count_wrong} that the model answers otherwise"
-        if circuit.repeated:
-            text += f". Left out: {_counted(circuit.repeated, 'repeated question')}"
-        return f"{text}."
+        left = f"Without them{kept} {measured.left.value:z.0%} is left"
+        if measured.left.value > most and not circuit.live.any():
+            left += f", more than the {most:.0%} that were asked for"
+        sentences.append(f"Any circuit needs {needed}." if circuit.needed.equal(circuit.mask)
+                         else f"{left}.")  # fmt: skip
+        return sentences
 
     def columns(self) -> Columns:
-        """Return a row for each part of each circuit, the largest effect first."""
-        rows = []
-        for circuit in self.circuits:
-            needed, core = parts_in(circuit.needed), parts_in(circuit.core)
-            for effect in circuit.effects:
-                numbers = (effect.noising, effect.denoising)
-                notes = []
-                if effect.part in needed:
-                    notes.append("needed by any circuit")
-                if circuit.left_out and effect.part in core:
-                    notes.append("in all circuits")
-                rows.append((circuit.task, str(effect.part), *numbers, ", ".join(notes)))
-        names = ["task", "part", "noising", "denoising", "note"]
+        """Return a row for each stage, or for each part with the largest effect first."""
+        rows: list[tuple[Any, ...]] = []
+        stages = [one for one in self.circuits if isinstance(one, Stages)]
+        if stages:
+            for one in stages:
+                for stage in one.stages:
+                    heads = ", ".join(f"{name} ({f:z.2f})" for name, f in stage.strongest)
+                    place = (stage.kind, stage.role, stage.first, stage.last)
+                    rows.append((one.task, *place, stage.without, heads))
+            names = ["task", "stage", "at", "first", "last", "without it", "strongest (alone)"]
+        else:
+            for circuit in self.circuits:
+                assert isinstance(circuit, Circuit)
+                needed, core = parts_in(circuit.needed), parts_in(circuit.core)
+                for effect in circuit.effects:
+                    notes = []
+                    if effect.part in needed:
+                        notes.append("needed by any circuit")
+                    if circuit.left_out and effect.part in core:
+                        notes.append("in all circuits")
+                    numbers = (effect.noising, effect.denoising)
+                    rows.append((circuit.task, str(effect.part), *numbers, ", ".join(notes)))
+            names = ["task", "part", "noising", "denoising", "note"]
         columns = dict(by_column(names, rows))
         for name in ("task", "note"):
-            if not any(columns[name]):
+            if name in columns and not any(columns[name]):
                 del columns[name]
         return columns
+
+    @property
+    def is_of_stages(self) -> bool:
+        """Whether the answer is stages, and not parts."""
+        return isinstance(self.circuits[0], Stages)
 
 
 @checked
@@ -154,17 +186,23 @@ def circuit(
     model: AnyModel,
     questions: Questions,
     *,
+    level: Level = "stages",
     keep: Keep = KEEP,
     left: Left = 0.1,
+    size: Count | None = None,
+    heads: bool = False,
     controls: bool = False,
 ) -> CircuitReading:
-    """Find the few heads and MLPs that answer the questions of each task, and measure them.
+    """Find what carries the answers of each task: a few stages, or heads and MLPs one by one.
 
-    Of the questions of each template some order the parts, by integrated gradients; the circuit is
-    the smallest whose f lies between `keep` and 1.15 on others, of every template, and at the next
-    size too; and the rest measure. With two or more templates each is left out once, and the
-    circuit of the others is measured on it. Questions that repeat others, or that the model answers
-    otherwise, are left out. Of a single question, which measures itself, parts are at positions.
+    A stage is all heads, or all MLPs, of a range of layers, at the word where the texts of a
+    question differ, at its end, or between. See `find_stages` for the search of stages, and
+    `find_circuit` for that of parts.
+
+    Of the questions of each template some order, some decide how much is needed, and the rest
+    measure. With two or more templates each is left out once, and what the others find is measured
+    on it. Questions that repeat others, or that the model answers otherwise, are left out. A single
+    question measures itself, and its parts are at positions.
 
     f is the number in a run of the first text in which everything else has its value of the second,
     on a scale where the second text has 0 and the first 1. It is above 1 where parts that oppose
@@ -176,196 +214,207 @@ def circuit(
             `bilens.flows.as_questions`. Each has a second text; by the names of their tasks and of
             their templates, of which each has three or more. Of a single question both texts have
             as many tokens; else tokens that are as far from the end stand against each other.
-        keep: least f on the questions that decide the size.
-        left: largest f there of everything but the circuit. Parts are added until it is met.
-        controls: also search where there is nothing to find: random parts, a nonsense answer, and
-            shuffled weights.
+        level: stages, or parts.
+        keep: least f of parts, on the questions that decide the size.
+        left: largest f there of everything but the parts. Parts are added until it is met.
+        size: number of parts, which is then not searched.
+        heads: of parts only heads, with all MLPs in place.
+        controls: also search for an answer that is nonsense, and say whether it is told apart.
 
     Raises:
         BilensError: there are no questions, one has no second text, texts do not fit, the number is
-            the same after both, the model answers fewer than three of a template, or a question
-            that finds a circuit would measure that of another task.
+            the same after both, the model answers fewer than three of a template, a question that
+            finds would measure in another task, or an option of parts is given for stages.
         MemoryLimitError: there are more questions than fit into memory.
     """
+    of_search = {"keep": keep, "left": left}
+    changed = {name: x for name, x in of_search.items() if x != {"keep": KEEP, "left": 0.1}[name]}
+    for name, given in (changed | {"size": size, "heads": heads}).items():
+        if level == "stages" and (given or name in changed):
+            raise BilensError(f"{name}={given} is of parts; add level='parts', or leave it out")
+        if name in changed and (size or (heads and name == "left")):
+            beside = "size" if size else "heads"
+            raise BilensError(
+                f"{name}={given} has no effect beside {beside}; leave one of them out"
+            )
     model, questions = opened(model), as_questions(questions)
-    # Parts at positions stand against those of as many tokens.
     everything = Cases.of(model, questions, any_length=len(questions) > 1)
     tasks = different(everything.cases)
     alone = [*map(len, tasks.values())] == [1]
     plans = {
-        task: _templates(everything, task, numbers, alone=alone) for task, numbers in tasks.items()
+        task: answered_questions(everything, task, numbers, alone=alone)
+        for task, numbers in tasks.items()
     }
     if not alone:
-        finding, others = list[int](), dict[str, list[int]]()
+        _check_apart(everything, plans)
+    everything = everything.by("role" if level == "stages" else "position" if alone else "")
+    searches = sum(1 + len(x) * (len(x) > 1) + controls for x in plans.values())
+    answers = list[TaskAnswer]()
+    with progress_bar(f"circuit of {level}", total=searches) as bar:
+
+        def find(splits: Sequence[Split], measuring: Cases | None = None) -> Answer:
+            """Search, as all answers, those of other templates and controls are found."""
+            if level == "stages":
+                found: Answer = find_stages(splits, measuring=measuring)
+            else:
+                found = find_circuit(
+                    splits, keep, left, measuring=measuring, size=size, heads=heads
+                )
+            bar.update()
+            return found
+
         for task, templates in plans.items():
-            for numbers in templates.values():
-                ordering, deciding, measures = Split.shares(numbers)
-                finding += [*ordering, *deciding]
-                others.setdefault(task, []).extend(measures)
-        check_apart(everything.cases, finding, others)
-    found, measuring, finders = list[Circuit](), list[Cases](), list[Question]()
-    for task, templates in plans.items():
-        split = partial(_splits, templates=templates, by_position=alone)
-        splits = split(everything)
-        used = {number for numbers in templates.values() for number in numbers}
-        first = Cases.joined([of_template.ordering for of_template in splits])
-        second = Cases.joined([of_template.deciding for of_template in splits])
-        finders += [case.question for case in dict.fromkeys([*first.cases, *second.cases])]
-        measuring.append(Cases.joined([of_template.measuring for of_template in splits]))
-        cases = measuring[-1].cases
-        of_task = replace(
-            _shown(find_circuit(splits, keep, left), splits),
-            questions=(len(first), len(second), 0 if alone else len(cases)),
-            opposite=sum(case.change < 0 for case in cases),
-            left_out=left_out(splits, keep, left),
-            wrong=tuple(everything.cases[i].texts[0] for i in tasks[task] if i not in used),
-            repeated=sum(x.question.task == task for x in everything.cases) - len(tasks[task]),
-            of_other_templates=_of_other_templates(splits[0]) if len(splits) == 1 else 0,
-        )
-        if controls:
-            measured_controls = controls_of(everything, split, of_task, keep, left)
-            of_task = replace(of_task, controls=measured_controls)
-        found.append(of_task)
-    shown = min(measuring[0].cases, key=lambda case: not case.are_alike)
+            of_task = tasks[task], templates
+            answers.append(_of_task(everything, task, *of_task, find, controls=controls))
+    measuring = [_measuring(everything, templates) for templates in plans.values()]
+    shown = typical(measuring[0].cases)
     matrix = []
-    for one in found if len(found) > 1 else ():
-        matrix.append(tuple(one.on(cases) for cases in measuring))
+    for answer in answers if len(answers) > 1 else ():
+        matrix.append(tuple(answer.circuit.on(cases) for cases in measuring))
+    first = answers[0].circuit
     return CircuitReading(
+        heading=heading_of(shown),
         question=shown.question,
-        texts=shown.texts,
         values=shown.ends,
-        heading=_heading(shown),
-        graph=_graph(model, shown.question, found[0]) if shown.are_alike else None,
-        circuits=tuple(found),
+        answers=tuple(answers),
         transfer=tuple(matrix),
-        n_parts=found[0].mask.numel(),
+        n_parts=int((everything.everything & ~getattr(first, "live", first.mask & False)).sum()),
         limits=(keep, left),
         notes=token_hints(model, questions),
-        finding=tuple(finders),
     )
 
 
-def _templates(
-    everything: Cases, task: str, numbers: Sequence[int], *, alone: bool
-) -> dict[str, list[int]]:
-    """Return the different questions of a task that the model answers, by their templates.
-
-    A single question, which finds and measures itself, need not be answered.
-
-    Raises:
-        BilensError: the model answers fewer than three of a template.
-    """
-    asked = everything.some(numbers)
-    templates: dict[str, list[int]] = {}
-    for number, case, is_right in zip(numbers, asked.cases, asked.answers, strict=True):
-        of_template = templates.setdefault(case.question.template, [])
-        if alone or is_right is not False:
-            of_template.append(number)
-    for template, right in templates.items():
-        if len(right) < 3 and not alone:
-            places = {"template": template, "task": task}
-            names = [f" of the {kind} {name!r}" for kind, name in places.items() if name]
-            hints = token_hints(everything.model, [case.question for case in asked.cases])
-            raise BilensError(
-                f"the model answers {_counted(len(right), 'different question')}{''.join(names)}, "
-                "expected at least three: some order the parts, some decide the size of the "
-                "circuit, and others measure it. A question is answered if its token is ahead of "
-                f"{' '.join(['those to subtract, or of all others without any.', *hints])}"
-            )
-    return templates
+Find = Callable[..., Answer]
 
 
-def _splits(
-    cases: Cases, templates: Mapping[str, Sequence[int]], *, by_position: bool
-) -> list[Split]:
-    cases = cases.some(range(len(cases)), by_position=by_position)
-    return [Split.of(cases, numbers, name) for name, numbers in templates.items()]
-
-
-def _shown(circuit: Circuit, splits: Sequence[Split]) -> Circuit:
-    """Return a circuit with the effects of its parts, on a few questions of each template."""
-    count, few = max(1, SHOWN // len(splits)), list[Cases]()
-    for split in splits:
-        few.append(split.measuring.some(range(min(len(split.measuring), count))))
-    return replace(circuit, effects=part_effects(Cases.joined(few), circuit.mask))
-
-
-def _of_the_others(circuit: Circuit) -> str:
-    """Return what the circuits of all templates but one restore in words."""
-    shares = [
-        f"{one.measured.restored.value:z.0%} ({name or 'without a name'})"
-        for name, one in circuit.left_out.items()
-    ]
-    text = f"Found without one template, circuits restore on it: {', '.join(shares)}"
-    if circuit.unlike_templates:
-        text += f": {' and '.join(circuit.unlike_templates)} are answered by other parts"
-    return text
-
-
-def _measuring(circuit: Circuit) -> str:
-    """Return the questions that measure a circuit in words."""
-    measuring, count = circuit.questions[2], len(circuit.by_template)
-    if not measuring:
-        return "this question"
-    if count > 1:
-        template = f" of the same {count} templates"
-    elif not circuit.of_other_templates:
-        template = " of the same template"
-    elif circuit.of_other_templates == measuring:
-        template = " of other templates"
+def _of_task(
+    everything: Cases,
+    task: str,
+    numbers: Sequence[int],
+    templates: Mapping[str, Sequence[int]],
+    find: Find,
+    *,
+    controls: bool,
+) -> TaskAnswer:
+    """Return what carries the answers of a task, by the numbers of its different questions."""
+    splits = [Split.of(everything, x, name) for name, x in templates.items()]
+    found, control = find(splits), ""
+    if isinstance(found, Stages):
+        found = replace(found, cuts=cuts_of(splits))
     else:
-        template = f", of which {circuit.of_other_templates} are of other templates"
-    text = f"{_counted(measuring, 'other question')}{template}"
-    if measuring < LEAST:
+        # The first questions of each template.
+        count, few = max(1, SHOWN // len(splits)), list[Cases]()
+        for split in splits:
+            few.append(split.measuring.some(range(min(len(split.measuring), count))))
+        found = replace(found, effects=part_effects(Cases.joined(few), found.parts))
+    of_others = {}
+    for split in splits if len(splits) > 1 else ():
+        others = [other for other in splits if other is not split]
+        of_others[split.template] = find(others, split.measuring)
+    found = replace(found, left_out=of_others)  # type: ignore[arg-type]
+    if controls:
+        cases = nonsense(everything)
+        of_nonsense = find([Split.of(cases, x, name) for name, x in templates.items()])
+        found = replace(found, control=of_nonsense)  # type: ignore[arg-type]
+        control = verdict(found.measured, of_nonsense.measured, cases.cases[0].question)
+    used = everything.some([number for x in templates.values() for number in x])
+    rises = used.values(found.mask.double()[None])[0]
+    asked = uses(everything, task, numbers, templates, rises)
+    named = _named(everything.model, found)
+    return TaskAnswer(found, tuple(asked), premise(asked, used.cases), control, named)
+
+
+def _measuring(everything: Cases, templates: Mapping[str, Sequence[int]]) -> Cases:
+    return everything.some([i for numbers in templates.values() for i in Split.shares(numbers)[2]])
+
+
+def _check_apart(everything: Cases, plans: Mapping[str, Mapping[str, Sequence[int]]]) -> None:
+    finding, others = list[int](), dict[str, list[int]]()
+    for task, templates in plans.items():
+        for numbers in templates.values():
+            ordering, deciding, measures = Split.shares(numbers)
+            finding += [*ordering, *deciding]
+            others.setdefault(task, []).extend(measures)
+    check_apart(everything.cases, finding, others)
+
+
+def _named(model: ResidualModel, answer: Answer) -> Mapping[str, tuple[str, str]]:
+    """Return the tokens that a single direction at each cut raises and lowers."""
+    if not isinstance(answer, Stages) or answer.cuts is None or answer.cuts.width != 1:
+        return {}
+    if model.places.modules is None:  # its unembedding is not known
+        return {}
+    named: dict[str, tuple[str, str]] = {}
+    for place, directions in answer.cuts.directions.items():
+        if not len(directions.written):  # nothing is read from there any more
+            continue
+        sides = direction_tokens(model, directions.written[0])
+        raised, lowered = (", ".join(map(in_words, shown_tokens(model, x))) for x in sides)
+        named[place] = raised, lowered
+    return named
+
+
+def _restored(measured: Measured) -> str:
+    """Return what is restored, and on which questions, in words."""
+    count = measured.questions
+    if count == 1:
+        return f"{measured.restored} of the change on this question"
+    text = f"{measured.restored} of the change on {count} other questions"
+    if count < LEAST:
         text += " (too few for an interval)"
-    elif circuit.measured.restored.low is None:
-        text += " (their changes differ too much for an interval)"
+    elif measured.restored.low is None:
+        text += " (whose changes differ too much for an interval)"
+    if measured.right is not None:
+        text += f", of which they answer {measured.right}"
     return text
 
 
-def _of_other_templates(split: Split) -> int:
-    """Return the number of questions that measure whose sentences are not among those that find."""
-    finding = [*split.ordering.cases, *split.deciding.cases]
-    return sum(
-        not any(is_similar(case, other) for other in finding) for case in split.measuring.cases
-    )
+def _stages_said(found: Stages) -> list[str]:
+    inside, every = found.inside
+    return [
+        f"{counted(found.size, 'stage')} restore {_restored(found.measured)}; "
+        f"{found.measured.left.value:z.0%} is left without them.",
+        f"In them are {inside:,} of {every:,} parts and places.",
+    ]
 
 
-def is_similar(a: Case, b: Case) -> bool:
-    """Return whether two questions are of one template: half of their tokens agree in order."""
-    tokens, others = (case.passes[0].ids[case.row].tolist() for case in (a, b))
-    return SequenceMatcher(None, tokens, others, autojunk=False).ratio() >= 0.5
+def cuts_said(cuts: Cuts, named: Mapping[str, tuple[str, str]]) -> list[str]:
+    """Return where the change stands, and how many directions it needs, in sentences."""
+    sentences = []
+    at, at_end = cuts.at
+    if not cuts.apart:
+        sentences.append("The word is the end, so that nothing has to move.")
+    else:
+        text = f"The change stands at the word until layer {cuts.until} ({at:z.2f})"
+        if at_end is None:
+            text += ", and nowhere at the end alone: it is spread over positions"
+        else:
+            text += f", and at the end from layer {cuts.since} ({at_end:z.2f})"
+        sentences.append(f"{text}.")
+    count, f = max(cuts.through), cuts.through[max(cuts.through)]
+    if cuts.width is None:
+        sentences.append(f"Content: {count} directions at both restore {f:z.2f}.")
+    elif cuts.width == 1:
+        text = f"A property: one direction of the stream at each restores {f:z.2f}"
+        for place, (raised, lowered) in named.items():
+            text += f"; at the {place} it raises {raised}, and lowers {lowered}"
+        sentences.append(f"{text}.")
+    else:
+        sentences.append(f"Content: {cuts.width} directions at each restore {f:z.2f}.")
+    return sentences
 
 
-def _counted(count: int, thing: str) -> str:
-    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
+def curve_said(sizes: Mapping[int, tuple[float, ...]], size: int) -> str:
+    """Return how much fewer parts restore, on the mean over templates, in a sentence."""
+    means = {count: sum(f) / len(f) for count, f in sorted(sizes.items()) if count < size}
+    told = [f"{count} restore {f:z.2f}" for count, f in means.items() if f >= 0.1]
+    return f"Fewer, on the questions that decide the size: {', '.join(told)}." if told else ""
 
 
-def _heading(case: Case) -> str:
-    """Return what a question asks; why the answer follows only where the model gives it."""
-    question, (first, second) = case.question, case.texts
-    if case.answers == (True, False):
-        answer = " or ".join(map(quoted, question.tokens))
-        return f"Why does {answer} follow {first}, and not {second}?"
-    before, after = (signed(x, "#.3g") for x in case.ends[::-1])
-    the = "" if question.target == "logit" else "the "
-    return f"Why is {the}{question.number} {before} after {second}, and {after} after {first}?"
-
-
-def _graph(model: ResidualModel, question: Question, circuit: Circuit) -> FlowGraph:
-    """Return the parts of a circuit at the positions of a question, with its tokens."""
-    (through,) = flows(model, [question])
-    in_circuit = {(e.part.layer, e.part.number, e.part.position) for e in circuit.effects}
-    at_positions = circuit.mask.dim() == 3
-    drawn = []
-    for node in through.nodes:
-        at = node.position if at_positions else None
-        is_part = node.kind in ("head", "mlp") and (node.layer, node.number, at) in in_circuit
-        if is_part or node.kind == "token":
-            drawn.append(node)
-    drawn = drawn[:DRAWN]
-    named = name_by_measurement(model, through, drawn)
-    places = {node.place for node in drawn}
-    graph = named.graph([node for node in named.nodes if node.place in places])
-    through.origin.release()
-    return graph
+def _of_the_others(answer: Answer) -> str:
+    """Return what is found on all templates but one, and restores on it, in words."""
+    shares = {name: one.measured.restored.value for name, one in answer.left_out.items()}
+    told = ", ".join(f"{f:z.2f} ({name or 'without a name'})" for name, f in shares.items())
+    text = f"Found without one template, they restore on it: {told}"
+    low = [name for name, f in shares.items() if f < GOOD]
+    return f"{text}; less than {GOOD} of {' and '.join(low)}." if low else f"{text}."

@@ -49,12 +49,23 @@ GRAPH = Option(
     (),
     "File to also write the graph to, as an attribution graph for Neuronpedia.",
 )
+DIRECTIONS = Option(
+    "directions",
+    Files,
+    (),
+    "File to also write the directions of the stream at both cuts to, such as a vector to steer "
+    "with: a name that ends in .safetensors.",
+)
 EXPORTS: dict[str, tuple[Option, ...]] = {
     **dict.fromkeys(("eigenvectors", "paths", "bonds"), (ARRAYS,)),
-    **{"circuit": (FIGURE,), "flow": (FIGURE, VIEWER, GRAPH)},
+    **{"circuit": (FIGURE, DIRECTIONS), "flow": (FIGURE, VIEWER, GRAPH)},
 }
 """Options of analyses that write their readings to further files, by `bilens.pages.exporters`."""
-EXPORT_ENDINGS = {"figure": (".png", ".svg", ".pdf"), "save_graph": (".json",)}
+EXPORT_ENDINGS = {
+    "figure": (".png", ".svg", ".pdf"),
+    "save_graph": (".json",),
+    "directions": (".safetensors",),
+}
 """Of the names of these files."""
 ENDINGS = ("", ".html", ".json", ".tsv")
 """Of the names of files that a reading is written to; a folder has none."""
@@ -162,15 +173,14 @@ def command_line(entry: Analysis, model: str, settings: Mapping[str, Any]) -> st
 
 
 def show_reading(reading: Reading) -> None:
-    """Print the facts, tables and texts of a reading."""
-    parts = []
-    for name, value in reading.facts():
-        text = fact_text(name, value)
-        # An answer that is a sentence has a line of its own.
-        parts += [text, "\n" if text.endswith(".") else ", "]
-    out.print("".join(parts[:-1]))
-    rows = 30
+    """Print the facts, tables and texts of a reading; sentences, such as its answer, come last."""
+    texts = [fact_text(name, value) for name, value in reading.facts()]
+    answers = [text for text in texts if text.endswith(".")]
+    if numbers := [text for text in texts if text not in answers]:
+        out.print(", ".join(numbers))
     for section in reading.sections():
+        # What a page folds away is for looking up.
+        rows = 5 if section.folded else 30
         for part in section.parts:
             if isinstance(part, Table):
                 table = replace(part, columns=part.frame.head(rows))
@@ -182,6 +192,8 @@ def show_reading(reading: Reading) -> None:
                 out.print(f"\n{part.title}", style="bold", highlight=False)
                 for line in part.lines:
                     out.print(coloured(line))
+    if answers:
+        out.print("\n".join(answers))
 
 
 def write_reading(reading: Reading, path: Path, about: str = "") -> None:

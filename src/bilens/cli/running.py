@@ -317,9 +317,9 @@ def demo(*, output: Path | None = None) -> dict[str, Any]:
     out.print(f"“{girl}”: why she, and he after “{boy}”?", style="bold")
     asked: dict[str, Any] = {"prompt": girl, "token": "she", "minus": "he", "against": boy}
     records = {"story": read("flow", STORY.name, output / "story" / "flow.html", **asked)}
-    out.print("\nThe few parts that answer such sentences", style="bold")
+    out.print("\nThe few stages that carry such answers", style="bold")
     page = output / "story" / "circuit.html"
-    records["circuit"] = read("circuit", STORY.name, page, questions="pronouns", keep=0.9)
+    records["circuit"] = read("circuit", STORY.name, page, questions="pronouns")
     out.print("\nA deep model on few directions", style="bold")
     train_images(output=deep, resume=is_begun(deep), architecture=DEEP, training=IMAGES)
     records["decompose"] = decompose(deep, bonds=True)

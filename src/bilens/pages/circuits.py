@@ -1,94 +1,91 @@
-"""The page of circuits: the answer with its picture, controls, templates, parts and sizes."""
+"""The page of what carries an answer: its picture, templates, numbers, and questions."""
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
 import pandas as pd
 import torch
 
+from bilens.circuits.asked import Asked
+from bilens.circuits.cuts import Cuts
 from bilens.circuits.interval import Interval
 from bilens.circuits.measures import Circuit, Measured
 from bilens.circuits.patching import parts_in
-from bilens.circuits.reading import DRAWN, CircuitReading
+from bilens.circuits.reading import SHOWN, Answer, CircuitReading, TaskAnswer
+from bilens.circuits.search import HIGHEST
+from bilens.circuits.stages import Stages
 from bilens.figures.plots import count_axis, heat_figure
-from bilens.figures.sheet import CHART, Figure, add_legend, new_figure, styled
-from bilens.pages.graph import NARROW, WIDE
+from bilens.figures.sheet import CHART, LINE, Figure, add_legend, new_figure, styled
+from bilens.pages.graph import NARROW
 from bilens.pages.layout import plot_of, record_of, sections_of
+from bilens.pages.stages import stages_figure
 from bilens.sections import Picture, Section, Table, plain
+
+STAGES = (
+    "A stage is all heads, or all MLPs, of a range of layers at the places of one role: at the "
+    "word where the texts differ, at the end, or between. *Without it* is the share that the other "
+    "stages restore. Of its heads the strongest stand beside it, with the share that is restored "
+    "if each is the only head of its stage; that may be more than with all. Stages are the path of "
+    "the change and not of one answer: other tasks share them."
+)
+PARTS = (
+    "Each part alone takes its value of the second text in the run of the first (noising: share of "
+    "the change that is lost), and that of the first in the run of the second (denoising: share "
+    f"that is gained), on at most {SHOWN} of the questions that measure."
+)
 
 
 @sections_of.register
 def circuit_sections(reading: CircuitReading) -> list[Section]:
-    """Return the answer with its picture, the controls, templates and parts, and sizes."""
-    heading, answers = reading.heading, " ".join(map(reading.answer, reading.circuits))
-    if reading.transfer:
-        tasks = [circuit.task for circuit in reading.circuits]
-        heading = f"Which few parts answer {', '.join(tasks[:-1])} and {tasks[-1]}?"
-        answers = "\n".join(f"{c.task}: {reading.answer(c)}" for c in reading.circuits)
-    # It has room on a phone, too.
-    picture = Picture("circuit", partial(reading.plot, width=NARROW))
-    sections = [Section(heading, " ".join([answers, *reading.notes]), [[picture]])]
+    """Return the answer with its picture, the stages or parts, the templates, and all questions."""
+    several = len(reading.circuits) > 1
+    sections = []
+    for answer in reading.answers:
+        circuit = answer.circuit
+        of_task = f" of {circuit.task}" if several else ""
+        # It has room on a phone, too.
+        draw = partial(_picture, reading, circuit, NARROW)
+        title = f"What carries {circuit.task}?" if several else reading.heading
+        text = " ".join([reading.text(answer), *reading.notes])
+        sections.append(Section(title, text, [[Picture(f"circuit{of_task}", draw)]]))
 
     def add(title: str, text: str, frame: pd.DataFrame, *, folds: bool = False) -> None:
         table = Table(frame, "", reading.formats)
-        sections.append(Section(title, text, [[table]], folded=folds and len(frame) > DRAWN))
+        sections.append(Section(title, text, [[table]], folded=folds))
 
-    for circuit in reading.circuits:
-        of_task = f" of {circuit.task}" if len(reading.circuits) > 1 else ""
-        if circuit.controls:
-            text = (
-                "The same search where there is nothing to find, beside the answer. A circuit "
-                "of what the model does not know restores the change as well: what tells it "
-                "apart are the questions that the model answers, and the mean change."
-            )
-            add(f"Controls{of_task}", text, _beside("search", circuit.controls))
+    add(*(("Stages", STAGES) if reading.is_of_stages else ("Parts", PARTS)), reading.frame())
+    for answer in reading.answers:
+        circuit = answer.circuit
+        of_task = f" of {circuit.task}" if several else ""
         if circuit.left_out:
             text = (
-                "Each row is the circuit that the other templates find where one is left out, "
-                "on the questions of that one."
+                "Each row is what the other templates find where one is left out, on the questions "
+                "of that one. *Closeness* is 1 minus the mean of |1 - share| over single questions."
             )
-            add(f"Templates{of_task}", text, _beside("without", circuit.left_out))
-    # A single question measures itself, and its sentence has the two numbers.
-    if reading.circuits[0].questions[2]:
+            add(f"Templates{of_task}", text, _templates(circuit.left_out))
+        if isinstance(circuit, Stages) and circuit.cuts is not None and circuit.cuts.apart:
+            text = (
+                "The share that is restored when only the stream at one role passes before a "
+                "layer, on the questions that decide; of each template."
+            )
+            add(f"Where it stands{of_task}", text, _curves_of(circuit.cuts, circuit), folds=True)
         text = (
-            "Each row is a circuit on questions of a task that did not find it: the share of "
-            "the change that it restores, the ends of the interval of 95 %, and what is left "
-            "without it, with the parts in place that any circuit needs."
+            "What each question is for, its number after both texts, and the share of its change "
+            "that is restored."
         )
-        add("The answer in numbers", text, _answers(reading))
-    text = (
-        "Each part alone takes its value of the second text in the run of the first (noising: "
-        "share of the change that is lost), and that of the first in the run of the second "
-        "(denoising: share that is gained)."
-    )
-    add("Parts", text, reading.frame(), folds=True)
-    text = (
-        "The share that is restored on the questions that decide the size, by number of parts, "
-        "of each template."
-    )
-    if reading.graph is not None or reading.transfer:  # else it is the picture above
-        sections.append(
-            Section("Size", text, [[Picture("sizes", partial(_curves, reading))]], folded=True)
-        )
-    rows = []
-    for question in reading.finding:
-        names = (", ".join(tokens) for tokens in (question.tokens, question.minus))
-        texts = (str(question.text), *names)
-        rows.append((question.task, *texts, str(question.against)))
-    frame = pd.DataFrame(rows, columns=["task", "text", "token", "minus", "against"])
-    table = Table(_of_tasks(reading, frame), "")
-    return [*sections, Section("Questions that found it", "", [[table]], folded=True)]
+        add(f"Questions{of_task}", text, _questions(answer.asked), folds=True)
+    if reading.transfer:
+        draw = partial(circuit_plot, reading, width=NARROW)
+        text = "The share of the change of each task that the stages or parts of each restore."
+        sections.append(Section("Of other tasks", text, [[Picture("transfer", draw)]]))
+    return sections
 
 
 @plot_of.register
-def circuit_plot(reading: CircuitReading, *, width: int = WIDE) -> Figure:
-    """Draw the circuit over the tokens of a question, or the matrix of several tasks.
-
-    Without a flow it is the share that is restored, by number of parts.
-
-    See `graph_plot` for the width.
-    """
+def circuit_plot(reading: CircuitReading, *, width: int = CHART, model: str = "") -> Figure:
+    """Draw the stages, the curve over numbers of parts, or the matrix of several tasks."""
     if reading.transfer:
         tasks = [circuit.task for circuit in reading.circuits]
         values = torch.tensor([[x.restored.value for x in row] for row in reading.transfer])
@@ -96,149 +93,162 @@ def circuit_plot(reading: CircuitReading, *, width: int = WIDE) -> Figure:
         return heat_figure(
             values, tasks, tasks, title=title, across="questions", down="circuit", numbers=True
         )
-    if reading.graph is None:
-        return _curves(reading, width)
-    caption = f"The strongest of {reading.circuits[0].size} parts, with their tokens"
-    return reading.graph.plot(caption, width=width)
+    return _picture(reading, reading.circuits[0], width, model)
 
 
-def _answers(reading: CircuitReading) -> pd.DataFrame:
-    """Return what each circuit does on the questions of each task."""
-    rows = []
-    measured = reading.transfer or ((reading.circuits[0].measured,),)
-    for circuit, row in zip(reading.circuits, measured, strict=True):
-        for other, x in zip(reading.circuits, row, strict=True):
-            of_tasks = {"circuit": circuit.task, "questions of": other.task}
-            numbers = {"parts": circuit.size, **_shares(x), "questions": x.questions}
-            rows.append(of_tasks | numbers)
-    frame = pd.DataFrame(rows)
-    return frame if reading.transfer else frame.drop(columns=["circuit", "questions of"])
-
-
-def _of_tasks(reading: CircuitReading, frame: pd.DataFrame) -> pd.DataFrame:
-    return frame if len(reading.circuits) > 1 else frame.drop(columns="task")
+def _picture(reading: CircuitReading, answer: Answer, width: int, model: str = "") -> Figure:
+    if isinstance(answer, Circuit):
+        return _curve(answer, reading.limits[0], width)
+    title = reading.heading if len(reading.circuits) == 1 else answer.task
+    return stages_figure(answer, len(answer.mask), title, width, model)
 
 
 @styled
-def _curves(reading: CircuitReading, width: int = CHART) -> Figure:
+def _curve(circuit: Circuit, keep: float, width: int) -> Figure:
+    """Draw the share that is restored by number of parts, with its bounds and the size taken."""
     title = "Share restored, by number of parts"
-    figure, axes = new_figure(width=min(width, CHART), height=320, title=title)
-    largest = 1
-    for circuit in reading.circuits:
-        assert circuit.found is not None
-        counts, rows = zip(*sorted(circuit.found.sizes.items()), strict=True)
-        largest = max(largest, *counts)
-        columns = zip(circuit.by_template, zip(*rows, strict=True), strict=True)
-        for template, values in columns:
-            labels = (circuit.task if len(reading.circuits) > 1 else "", template)
-            axes.plot(counts, values, marker="o", label=", ".join(filter(None, labels)))
-    count_axis(axes, [largest], "parts")
+    figure, axes = new_figure(width=width, height=320, title=title)
+    counts, rows = zip(*sorted(circuit.found.sizes.items()), strict=True)
+    axes.axhspan(keep, HIGHEST, color=LINE, alpha=0.5)
+    axes.axvline(circuit.size, color=LINE, linestyle="--")
+    for template, values in zip(circuit.by_template, zip(*rows, strict=True), strict=True):
+        axes.plot(counts, values, marker="o", label=template)
+    count_axis(axes, [max(*counts, circuit.size)], "parts")
     axes.set_ylabel("share of the change")
     add_legend(axes)
     return figure
 
 
-def _beside(name: str, circuits: Mapping[str, Circuit]) -> pd.DataFrame:
-    """Return the numbers of some circuits, a row each."""
+def _templates(circuits: Mapping[str, Answer]) -> pd.DataFrame:
+    """Return the numbers of what was found without each template, on this one."""
     rows = []
-    for of, circuit in circuits.items():
-        x, none = circuit.measured, circuit.found is not None and not circuit.holds
-        answers, right = (
-            "" if count is None else f"{count} of {x.questions}" for count in (x.answers, x.right)
-        )
-        rows.append(
-            {
-                name: of,
-                "the model answers": answers,
-                "mean change": x.change,
-                "parts": f"{circuit.size}{', none holds' * none}",
-                "restored": x.restored.value,
-                "left": x.left.value,
-                "closeness": x.closeness,
-                "answered with it alone": right,
-            }
-        )
+    for template, one in circuits.items():
+        x = one.measured
+        if isinstance(one, Stages):
+            found: Any = "; ".join(map(str, one.stages))
+        else:
+            found = f"{one.size} parts{', none holds' * (not one.holds)}"
+        numbers = {"restored": x.restored.value, "left": x.left.value, "closeness": x.closeness}
+        right = "" if x.right is None else f"{x.right} of {x.questions}"
+        rows.append({"without": template, "found": found, **numbers, "answered": right})
     return pd.DataFrame(rows)
 
 
-def _shares(measured: Measured) -> dict[str, float | None]:
-    restored = measured.restored
-    shares = {"restored": restored.value, "low": restored.low, "high": restored.high}
-    # An interval that there is not leaves no empty columns.
-    return {**{k: x for k, x in shares.items() if x is not None}, "left": measured.left.value}
+def _curves_of(cuts: Cuts, found: Stages) -> pd.DataFrame:
+    rows = []
+    for place, curve in cuts.curves.items():
+        for layer, shares in sorted(curve.items()):
+            of_templates = dict(zip(found.by_template, shares, strict=True))
+            rows.append({"stream at": place, "before layer": layer, **of_templates})
+    return pd.DataFrame(rows)
 
 
-@record_of.register
-def circuit_record(reading: CircuitReading) -> dict[str, Any]:
-    """Return all numbers for JSON, those of each circuit, and the matrix of several tasks.
+def _questions(asked: tuple[Asked, ...]) -> pd.DataFrame:
+    return pd.DataFrame(map(_question, asked))
 
-    Of the matrix rows are circuits, and columns the questions of a task.
-    """
-    record: dict[str, Any] = {
-        "prompt": _unquoted(reading.texts[0]),
-        "against": _unquoted(reading.texts[1]),
-        "number": reading.question.number,
-        "values": list(reading.values),
-        "number of parts": reading.n_parts,
-        "keep": reading.limits[0],
-        "left at most": reading.limits[1],
-        "circuits": [_record(circuit) for circuit in reading.circuits],
-        "notes": list(reading.notes),
+
+def _question(one: Asked) -> dict[str, Any]:
+    """Return a question as a row, which JSON has too."""
+    first, second = one.values
+    return {
+        "template": one.question.template,
+        "role": one.use,
+        "why": one.why,
+        "text": _unquoted(one.texts[0]),
+        "against": _unquoted(one.texts[1]),
+        "token": ", ".join(one.question.tokens),
+        "minus": ", ".join(one.question.minus),
+        "after the first text": first,
+        "after the second": second,
+        "restored": one.restored,
     }
-    if reading.transfer:
-        record["transfer"] = [[x.restored.value for x in row] for row in reading.transfer]
-        record["transfer left"] = [[x.left.value for x in row] for row in reading.transfer]
-    return record
-
-
-def _record(circuit: Circuit) -> dict[str, Any]:
-    """Return the numbers of a circuit for JSON."""
-    assert circuit.found is not None
-    ordering, deciding, measuring = circuit.questions
-    numbers: dict[str, Any] = {
-        "task": circuit.task,
-        "holds": circuit.holds,
-        **_numbers(circuit.measured),
-        "questions that order": ordering,
-        "questions that decide the size": deciding,
-        "questions that measure": measuring,
-        "of other templates": circuit.of_other_templates,
-        "the other way round": circuit.opposite,
-        "answered otherwise": list(circuit.wrong),
-        "repeated": circuit.repeated,
-        "parts": [],
-        "parts for half": circuit.half,
-        "sizes": [
-            {"size": size, "restored": list(shares)}
-            for size, shares in sorted(circuit.found.sizes.items())
-        ],
-        "templates": [{"template": name, **_numbers(x)} for name, x in circuit.by_template.items()],
-    }
-    for key, name, circuits in (
-        ("left out", "template", circuit.left_out),
-        ("controls", "control", circuit.controls),
-    ):
-        numbers[key] = [
-            {name: of, "size": x.size, "holds": x.found and x.holds, **_numbers(x.measured)}
-            for of, x in circuits.items()
-        ]
-    needed, core = parts_in(circuit.needed), parts_in(circuit.core)
-    for effect in circuit.effects:
-        row = {name: x for name, x in vars(effect).items() if name != "part"}
-        numbers["parts"].append(
-            {
-                "part": str(effect.part),
-                **plain(row),
-                "needed": effect.part in needed,
-                "core": effect.part in core,
-            }
-        )
-    return numbers
 
 
 def _unquoted(text: str) -> str:
     """Return a text without the quotes around it; those within are its own."""
     return text[1:-1] if text.startswith("“") else text
+
+
+@record_of.register
+def circuit_record(reading: CircuitReading) -> dict[str, Any]:
+    """Return all numbers for JSON: those of a single task, or of each of several in `tasks`."""
+    records = [_record(answer) for answer in reading.answers]
+    record: dict[str, Any] = {
+        "level": "stages" if reading.is_of_stages else "parts",
+        "heading": reading.heading,
+        "number": reading.question.number,
+        "values": list(reading.values),
+        "notes": list(reading.notes),
+    }
+    if not reading.transfer:
+        return record | records[0]
+    shares = [[x.restored.value for x in row] for row in reading.transfer]
+    left = [[x.left.value for x in row] for row in reading.transfer]
+    return {**record, "tasks": records, "transfer": shares, "transfer left": left}
+
+
+def _record(given: TaskAnswer) -> dict[str, Any]:
+    """Return the numbers of a task for JSON."""
+    answer = given.circuit
+    record: dict[str, Any] = {
+        "task": answer.task,
+        "premise": given.premise,
+        **_found(answer),
+        **_numbers(answer.measured),
+        "templates": [{"template": k, **_numbers(x)} for k, x in answer.by_template.items()],
+        "left out": [
+            {"template": k, **_found(x), **_numbers(x.measured)} for k, x in answer.left_out.items()
+        ],
+    }
+    if isinstance(answer, Stages) and answer.cuts is not None:
+        record["cuts"] = _cuts(answer.cuts, given.named)
+    if answer.control is not None:
+        numbers = _found(answer.control) | _numbers(answer.control.measured)
+        record["control"] = {"verdict": given.control, **numbers}
+    record["questions"] = [plain(_question(one)) for one in given.asked]
+    return record
+
+
+def _found(answer: Answer) -> dict[str, Any]:
+    """Return what was found: the stages, or the parts."""
+    if isinstance(answer, Stages):
+        inside, every = answer.inside
+        stages = []
+        for stage in answer.stages:
+            heads = [{"head": name, "alone": f} for name, f in stage.strongest]
+            stages.append({**asdict(stage), "strongest": heads})
+        return {"stages": stages, "inside": inside, "parts and places": every}
+    needed, core = parts_in(answer.needed), parts_in(answer.core)
+    effects = {effect.part: effect for effect in answer.effects}
+    parts = []
+    for part in parts_in(answer.parts):
+        numbers = {}
+        if part in effects:
+            numbers = {x: getattr(effects[part], x) for x in ("noising", "denoising")}
+        in_all = {"needed": part in needed, "core": part in core}
+        parts.append({"part": str(part), **numbers, **in_all})
+    sizes = [{"size": n, "restored": list(f)} for n, f in sorted(answer.found.sizes.items())]
+    return {"holds": answer.holds, "size": answer.size, "parts": parts, "sizes": sizes}
+
+
+def _cuts(cuts: Cuts, named: Mapping[str, tuple[str, str]]) -> dict[str, Any]:
+    curves = {}
+    for place, curve in cuts.curves.items():
+        curves[place] = [{"layer": n, "restored": list(f)} for n, f in sorted(curve.items())]
+    at, at_end = cuts.at
+    return {
+        "apart": cuts.apart,
+        "word until": cuts.until,
+        "end from": cuts.since,
+        "restored by the word": at,
+        "restored by the end": at_end,
+        "curves": curves,
+        "width": cuts.width,
+        "restored through directions": [
+            {"directions": n, "restored": f} for n, f in cuts.through.items()
+        ],
+        "tokens": {k: {"raises": a, "lowers": b} for k, (a, b) in named.items()},
+    }
 
 
 def _numbers(measured: Measured) -> dict[str, Any]:
@@ -247,7 +257,7 @@ def _numbers(measured: Measured) -> dict[str, Any]:
         **_interval("left", "left ", measured.left),
         "closeness": measured.closeness,
         "right": measured.right,
-        "questions": measured.questions,
+        "measuring questions": measured.questions,
         "model answers": measured.answers,
         "mean change": measured.change,
     }

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from bilens.circuits.reading import CircuitReading
+from bilens.circuits.stages import Stages
 from bilens.errors import BilensError
 from bilens.figures.sheet import save_figure
 from bilens.files import write_json, write_safetensors
@@ -165,12 +166,40 @@ def write_save_graph(reading: FlowReading, path: Path, *, model: str, **_: Any) 
 
 
 def write_figure(
-    reading: FlowReading | CircuitReading, path: Path, *, width: int | None = None, **_: Any
+    reading: FlowReading | CircuitReading,
+    path: Path,
+    *,
+    model: str,
+    width: int | None = None,
+    **_: Any,
 ) -> None:
     """Draw the picture of a reading, with a width in points."""
     pixels = None if width is None else round(width * 96 / 72)
-    drawn = reading.plot() if pixels is None else reading.plot(width=pixels)
+    options: dict[str, Any] = {} if pixels is None else {"width": pixels}
+    if isinstance(reading, CircuitReading):
+        options["model"] = model
+    drawn = reading.plot(**options)
     save_figure(drawn, path)
+
+
+def write_directions(reading: CircuitReading, path: Path, **_: Any) -> None:
+    """Write the directions of the stream at both cuts of each task, and before which layer each is.
+
+    A vector to steer with is `end.written`: it is added to the stream before that layer.
+
+    Raises:
+        BilensError: the reading has no stages.
+    """
+    tensors, layers = dict[str, Any](), dict[str, str]()
+    for answer in reading.circuits:
+        if not isinstance(answer, Stages) or answer.cuts is None:
+            raise BilensError("directions are of stages; leave out level='parts' or the directions")
+        start = f"{answer.task}." if len(reading.circuits) > 1 else ""
+        for place, directions in answer.cuts.directions.items():
+            tensors[f"{start}{place}.written"] = directions.written.contiguous()
+            tensors[f"{start}{place}.read"] = directions.read.contiguous()
+            layers[f"{start}{place}.layer"] = str(answer.cuts.layers[place])
+    write_safetensors(path, tensors, layers)
 
 
 def write_arrays(reading: Any, path: Path, *, model: str, **_: Any) -> None:

@@ -83,7 +83,9 @@ class Site(NamedTuple):
     # of a layer is a function of its input, and that of a module that takes each position by itself
     # one of nothing. With "choice" it is what a layer chooses. With "mix" it is the module's input,
     # and with "experts" the output of experts: sums, of which functions get the term of any part.
-    place: Literal["input", "output", "step", "choice", "mix", "experts"]
+    # With "rows" it is at which positions a module runs that takes each by itself: its
+    # function returns a mask of them. What it writes elsewhere is not needed.
+    place: Literal["input", "output", "step", "choice", "mix", "experts", "rows"]
     layer: int  # number of its layer, from which a pass has to be computed again
 
 

@@ -105,7 +105,8 @@ def mixture(
 
     `keep` is the share of each head of a layer, and of its MLP as the last, at all positions or at
     each. 1 is the part as it is. A layer of which nothing is kept is not run, nor are its MLP or
-    the maps of its heads; the shares 0 in them have no gradient.
+    the maps of its heads, nor its MLP at positions of which nothing is kept; the shares 0 there
+    have no gradient.
     """
     model, places, changes = other.model, other.model.places, list[Change]()
     for layer, shares in enumerate(keep):
@@ -123,6 +124,9 @@ def mixture(
         if mlp in by_position and not shares[..., -1].any():
             changes.append(_stepping(mlp, layer, other))
         elif mlp is not None:
+            live = shares[..., -1] != 0
+            if mlp in by_position and live.dim() and not live.all():
+                changes.append((Site(mlp, "rows", layer), partial(torch.clone, live)))
             values = exchanging(other.outputs[layer], shares[..., -1:])
             changes.append((mlp_site(model, layer), values))
     return changes

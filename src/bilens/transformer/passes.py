@@ -391,7 +391,8 @@ class Pass(Reading):
         # The sets that run now: others are not changed yet, or step over a layer.
         running: list[int] = []
         # What is chosen is told by text and position, so that all positions run.
-        whole = not any(kept) or any(site.place in ("choice", "experts") for site in sites)
+        skips = any(kept) or any(site.place == "rows" for site in sites)
+        whole = not skips or any(site.place in ("choice", "experts") for site in sites)
         known = {} if whole else self.by_position
         with self.running(), _changing(sites, running, texts, known, kept):
             if first[0] == EMBEDDING:
@@ -730,7 +731,8 @@ def _changing(
         of_kinds[site.place].append(site)
     steps = {site.module: sites[site] for site in of_kinds["step"]}
     leave_out, put_in = _stepping(steps, running, texts)
-    cut, join = _skipping(known, kept, steps, running, texts)
+    live = {site.module: sites[site] for site in of_kinds["rows"]}
+    cut, join = _skipping(known, kept, steps, live, running, texts)
     choices = {site.module: sites[site] for site in of_kinds["choice"]}
     enter, leave = _choosing(choosing, choices, running, texts)
     # Inputs are changed before rows are left out, and outputs after they are put in again.
@@ -794,10 +796,11 @@ def _skipping(
     known: Known,
     kept: Sequence[int],
     steps: Mapping[nn.Module, OfSets],
+    live: Mapping[nn.Module, OfSets],
     running: Sequence[int],
     texts: int,
 ) -> Hooks:
-    """Return the hooks by which modules skip the positions whose output is known.
+    """Return the hooks by which modules skip the positions whose output is known, or not needed.
 
     All other positions are one long text.
     """
@@ -807,20 +810,27 @@ def _skipping(
         return tuple(number for number in running if number not in steps.get(module, ()))
 
     @cache  # most modules are run by the same sets
-    def changed_rows(numbers: tuple[int, ...], time: int, device: torch.device) -> Tensor:
-        """Return the places of changed positions in the long text of some sets."""
-        starts = torch.tensor([kept[number] for number in numbers])
-        rows = torch.arange(time) >= starts.repeat_interleave(texts)[:, None]
-        return rows.flatten().nonzero().flatten().to(device)
+    def after_kept(numbers: tuple[int, ...], time: int) -> Tensor:
+        """Return whether each position of some sets may be changed."""
+        return torch.arange(time) >= torch.tensor([kept[number] for number in numbers])[:, None]
+
+    def changed_rows(module: nn.Module, numbers: tuple[int, ...], time: int) -> Tensor:
+        """Return the places of the positions that run in the long text of some sets."""
+        rows = after_kept(numbers, time)
+        if module in live:
+            needed = [live[module].get(number) for number in numbers]
+            everywhere = torch.ones(time, dtype=torch.bool)
+            rows = rows & torch.stack([x[0]().cpu() if x else everywhere for x in needed])
+        return rows.repeat_interleave(texts, 0).flatten().nonzero().flatten()
 
     def cut(module: nn.Module, args: tuple[Tensor, ...], options: dict[str, Any]) -> Any:
         x = args[0]
-        rows = changed_rows(moving(module), x.shape[1], x.device)
+        rows = changed_rows(module, moving(module), x.shape[1]).to(x.device)
         return (x.flatten(0, 1).index_select(0, rows)[None], *args[1:]), options
 
     def join(module: nn.Module, _: Any, __: Any, y: Tensor) -> Tensor:
         output, numbers = known[module], moving(module)
-        rows = changed_rows(numbers, output.shape[1], y.device)
+        rows = changed_rows(module, numbers, output.shape[1]).to(y.device)
         whole = output.repeat(len(numbers), 1, 1)
         return whole.flatten(0, 1).index_copy(0, rows, y[0]).reshape(whole.shape)
 

@@ -1,0 +1,265 @@
+"""Questions on which masks of parts are measured: of whole parts, by position, or by role.
+
+A mask m in [0, 1] keeps a share of each head and MLP in the run of the first text and takes the
+other share from the run of the second. f(m) is the number of that run on a scale where the second
+text has 0 and the first 1. Over several questions it is a share of the absolute change: each counts
+by its own, whether the first text raises its number or lowers it.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from bilens.checks import check_finite, check_index
+from bilens.circuits.case import Case, make_cases
+from bilens.errors import BilensError
+from bilens.flows.question import Question
+from bilens.transformer import ResidualModel
+from bilens.transformer.exchanges import mixture
+from bilens.transformer.passes import Pass, first_change
+
+Axis = Literal["", "position", "role"]
+"""What a mask tells apart beside layers and parts."""
+ROLES = ("word", "between", "end", "word and end")
+"""Roles of positions: where texts differ, what predicts, both, and what lies between."""
+
+
+class Cases:
+    """Questions about a model, on which masks of parts are measured: (layers, heads + 1).
+
+    By position, of questions of one length, masks are (layers, time, heads + 1); by role they are
+    (layers, roles, heads + 1), with a share of each part at the positions of each of `ROLES`.
+    """
+
+    def __init__(self, model: ResidualModel, cases: Sequence[Case], axis: Axis = "") -> None:
+        self.model, self.cases, self.axis = model, cases, axis
+        self._scores: dict[bytes, Tensor] = {}  # by the mask of a circuit
+
+    @classmethod
+    def of(
+        cls, model: ResidualModel, questions: Sequence[Question], *, any_length: bool = False
+    ) -> "Cases":
+        """Run a model on both texts of each question; see `make_cases`."""
+        return cls(model, make_cases(model, questions, any_length=any_length))
+
+    def by(self, axis: Axis) -> "Cases":
+        """Return the same cases, whose masks tell apart positions or roles."""
+        return self if axis == self.axis else Cases(self.model, self.cases, axis)
+
+    def some(self, numbers: Iterable[int]) -> "Cases":
+        """Return the cases with some numbers, which may repeat; their masks are as here."""
+        cases = [self.cases[check_index("numbers", i, len(self))] for i in numbers]
+        return Cases(self.model, cases, self.axis)
+
+    @classmethod
+    def joined(cls, several: Sequence["Cases"]) -> "Cases":
+        """Return the cases of several as one."""
+        if not several:
+            raise BilensError("there are no cases, expected those of a template or more")
+        cases = [case for of_one in several for case in of_one.cases]
+        return cls(several[0].model, cases, several[0].axis)
+
+    def asking(self, answer: tuple[str, str]) -> "Cases":
+        """Return the cases of the same texts with another answer: a token and one to subtract."""
+        token, minus = ((self.model.token(name),) for name in answer)
+        number: dict[str, Any] = {"vector": None, "target": "logit"}
+        cases = []
+        for case in self.cases:
+            asked = replace(case.question, token=answer[0], minus=(answer[1],), **number)
+            fitted = replace(
+                case.fitted, question=asked, tokens=token, minus=minus, spoken=(), **number
+            )
+            cases.append(Case.of(fitted, case.passes, case.row))
+        return Cases(self.model, cases, self.axis)
+
+    def __len__(self) -> int:
+        return len(self.cases)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of a mask."""
+        return tuple(self.everything.shape)
+
+    @property
+    def changes(self) -> Float[Tensor, " cases"]:
+        """The absolute change of each question's number."""
+        return torch.tensor([abs(case.change) for case in self.cases], dtype=torch.float64)
+
+    @cached_property
+    def templates(self) -> dict[str, list[int]]:
+        """Numbers of the questions of each template."""
+        templates: dict[str, list[int]] = defaultdict(list)
+        for number, case in enumerate(self.cases):
+            templates[case.question.template].append(number)
+        return templates
+
+    def _check_masks(self, masks: Float[Tensor, "n *shape"]) -> None:
+        """Raise unless masks are of this model, by their shape."""
+        if masks.shape[1:] != self.shape:
+            raise BilensError(
+                f"a mask has shape {tuple(masks.shape[1:])}, expected {self.shape}, that of the "
+                "parts of this model"
+            )
+
+    def rises(self, group: int, masks: Float[Tensor, "n *shape"]) -> Float[Tensor, "n texts"]:
+        """Return how far each number of a group rises from its second text, for each mask."""
+        self._check_masks(masks)
+        streams, numbers = self._streams(group, masks).unbind(1), self.groups[group]
+        return torch.stack(
+            [self.cases[i].rise(x) for i, x in zip(numbers, streams, strict=True)], 1
+        )
+
+    @torch.no_grad()
+    def values(self, masks: Float[Tensor, "n *shape"]) -> Float[Tensor, "n cases"]:
+        """Return how far each question's number rises from its second text, for each mask."""
+        values = torch.zeros(len(masks), len(self), dtype=torch.float64)
+        for group, numbers in enumerate(self.groups):
+            values[:, numbers] = self.rises(group, masks).cpu().double()
+        check_finite(number=values)
+        return values
+
+    @torch.no_grad()
+    def measured(
+        self, masks: Float[Tensor, "n *shape"]
+    ) -> tuple[Float[Tensor, "n cases"], list[bool | None]]:
+        """Return the values of some masks, and whether each question is answered with the first."""
+        self._check_masks(masks)
+        values = torch.zeros(len(masks), len(self), dtype=torch.float64)
+        answered: list[bool | None] = [None] * len(self)
+        for group, numbers in enumerate(self.groups):
+            streams = self._streams(group, masks).unbind(1)
+            for number, of_masks in zip(numbers, streams, strict=True):
+                case = self.cases[number]
+                values[:, number] = case.rise(of_masks).cpu().double()
+                answered[number] = case.score.is_answer(of_masks[0])
+        check_finite(number=values)
+        return values, answered
+
+    @property
+    def answers(self) -> list[bool | None]:
+        """Whether the model itself answers each question; None for vectors."""
+        return [case.answers[0] for case in self.cases]
+
+    def faithfulness(self, masks: Float[Tensor, "n *shape"]) -> Float[Tensor, " n"]:
+        """Return f of each mask: the mean rise over the mean absolute change."""
+        return self.values(masks).mean(1) / self.changes.mean()
+
+    def shares(self, masks: Float[Tensor, "n *shape"]) -> Float[Tensor, "n templates"]:
+        """Return f of each mask on the questions of each template."""
+        values, changes = self.values(masks), self.changes
+        columns = [values[:, x].mean(1) / changes[x].mean() for x in self.templates.values()]
+        return torch.stack(columns, 1)
+
+    def gradient(
+        self, masks: Float[Tensor, "n *shape"], weights: Sequence[float]
+    ) -> Float[Tensor, " *shape"]:
+        """Return the weighted sum of the gradients of f at some masks."""
+        total = torch.zeros(self.shape, dtype=torch.float64)
+        like = self.cases[0].passes[0].stream
+        for group in range(len(self.groups)):
+            for mask, weight in zip(masks, weights, strict=True):
+                with torch.enable_grad():
+                    given = mask.to(like).requires_grad_()
+                    rise = weight * self.rises(group, given[None]).sum()
+                    (slope,) = torch.autograd.grad(rise, given)
+                total += slope.cpu().double()
+        check_finite(gradient=total)
+        return total / self.changes.sum()
+
+    def scores(self, mask: Bool[Tensor, " *shape"]) -> Float[Tensor, " *shape"]:
+        """Return the integrated gradients of f by the mask, on the way to the mask of a circuit.
+
+        All parts of the circuit grow from 0 to 1 together, so that the integrated gradients add up
+        to its f, up to the error of Gauss-Legendre quadrature with two points. The gradient at the
+        circuit itself is near 0 for parts that saturate, such as the first MLP of many models,
+        without which nothing is left.
+
+        Source: Sundararajan et al. 2017 (arXiv 1703.01365), by the parts of a circuit.
+        """
+        key = mask.numpy().tobytes()
+        if key not in self._scores:
+            self._scores[key] = self._integrated(mask)
+        return self._scores[key]
+
+    def _integrated(self, mask: Bool[Tensor, " *shape"]) -> Float[Tensor, " *shape"]:
+        points, weights = np.polynomial.legendre.leggauss(2)
+        # From [-1, 1] to [0, 1].
+        shares = torch.from_numpy((points + 1) / 2)
+        masks = shares.reshape(-1, *[1] * mask.dim()) * mask
+        return self.gradient(masks, (weights / 2).tolist())
+
+    @property
+    def everything(self) -> Bool[Tensor, " *shape"]:
+        """The mask of all parts that the model has."""
+        exist = self.model.places.exist
+        if not self.axis:
+            return exist.clone()
+        time = self.cases[0].passes[0].ids.shape[1]
+        return exist[:, None].repeat(1, len(ROLES) if self.axis == "role" else time, 1)
+
+    @cached_property
+    def roles(self) -> list[tuple[int, ...]]:
+        """The numbers of the roles of each question's positions; -1 before its texts differ."""
+        return [_roles(case) for case in self.cases]
+
+    @cached_property
+    def groups(self) -> list[list[int]]:
+        """Numbers of questions that share passes, and by role these too; they run side by side."""
+        of_passes: dict[tuple[object, ...], list[int]] = defaultdict(list)
+        repeats: Counter[tuple[int, int]] = Counter()
+        for number, case in enumerate(self.cases):
+            place = id(case.passes[0]), case.row
+            roles = self.roles[number] if self.axis == "role" else ()
+            of_passes[place[0], repeats[place], roles].append(number)
+            repeats[place] += 1
+        return [sorted(group, key=lambda i: self.cases[i].row) for group in of_passes.values()]
+
+    @cached_property
+    def passes(self) -> list[tuple[Pass, Pass]]:
+        """The passes of each group; the second has as many tokens as the first."""
+        passes = []
+        for group in self.groups:
+            first, second = self.cases[group[0]].passes
+            rows = [self.cases[number].row for number in group]
+            first, second = first.some(rows), second.some(rows)
+            passes.append((first, second.in_place_of(first)))
+        return passes
+
+    def _streams(
+        self, group: int, masks: Float[Tensor, "n *shape"]
+    ) -> Float[Tensor, "n texts time d_model"]:
+        """Return the last streams of a group's texts, for each mask."""
+        first, second = self.passes[group]
+        if self.axis == "role":
+            # Nothing is kept where both texts are equal so far: it is the same in both.
+            nowhere = torch.zeros_like(masks[:, :, :1])
+            masks = torch.cat([masks, nowhere], 2)[:, :, list(self.roles[self.groups[group][0]])]
+        sets = [mixture(second, mask) for mask in masks]
+        return first.changed(sets, kept=first_change((first, second)))
+
+
+def _roles(case: Case) -> tuple[int, ...]:
+    """Return the number of the role of each position of a question's first text, or -1.
+
+    Tokens that are as far from the end stand against each other. Of texts of unlike length all
+    positions up to the last one that differs are the word.
+    """
+    first, second = (of_text.tokens[case.row] for of_text in case.passes)
+    time, shared = len(first), min(len(first), len(second))
+    differ = torch.zeros(time, dtype=torch.bool)
+    differ[time - shared :] = (first[time - shared :] != second[len(second) - shared :]).any(-1)
+    if len(first) != len(second):
+        differ[: max(differ.nonzero().flatten().tolist(), default=time - 2) + 1] = True
+    word, between, end, both = range(len(ROLES))
+    roles = torch.where(differ, word, between)
+    last = slice(time - case.score.length, time)
+    roles[last] = torch.where(differ[last], both, end)
+    roles[: int(differ.int().argmax())] = -1
+    return tuple(roles.tolist())

@@ -1,0 +1,331 @@
+"""Stages: where and when the change of an answer passes, as a few ranges of layers.
+
+A question has places of three roles: the *word*, where its texts differ, the *end*, whose next
+token is predicted, and what lies *between*; what stands in front of the first is equal in both.
+A stage is all heads, or all MLPs, of a range of layers at the places of one role. A mask of roles
+keeps the parts of stages as they run on the first text; all others are those of the second.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from bilens.circuits.cases import ROLES, Cases
+from bilens.circuits.cuts import Cuts, last_true
+from bilens.circuits.measures import Measured, Split, measured
+from bilens.transformer import ResidualModel
+
+TOLERANCES = (0.3, 0.2, 0.15, 0.1, 0.07, 0.05, 0.035, 0.025, 0.017, 0.012, 0.008, 0.005, 0.003)
+"""Shares of the change that each end of a row may lose, the largest first."""
+FIRST, LAST = (0.95, 1.15), (0.97, 1.12)
+"""Bounds of f while ends are cut by their scores, and while stages are dropped by measurements."""
+STEPS = (6, 3, 1)
+"""Layers by which ends of stages are dropped."""
+STRONGEST = 3
+"""Heads of a stage that are named."""
+
+Kind = Literal["heads", "mlps"]
+Role = Literal["word", "between", "end"]
+
+
+class Row(NamedTuple):
+    """All heads, or all MLPs, at the places of a role: what a stage is a range of."""
+
+    kind: Kind
+    role: Role
+
+
+ROWS = tuple(Row(kind, role) for role in ("word", "between", "end") for kind in ("heads", "mlps"))
+Ranges = Mapping[Row, tuple[int, int]]
+"""First and last layer of the stage of each row that has one."""
+
+
+@dataclass(frozen=True)
+class StageOfLayers:
+    """Heads or MLPs of a range of layers, at the places of a role.
+
+    Attributes:
+        kind: heads or MLPs.
+        role: the places: at the word that differs, at the end, or between.
+        first: the first layer.
+        last: the last one.
+        without: f of all other stages, on questions that measure.
+        strongest: of its heads, those with the largest scores, and f with each as the only head of
+            this stage. Single heads often restore more than the whole.
+    """
+
+    kind: Kind
+    role: Role
+    first: int
+    last: int
+    without: float
+    strongest: tuple[tuple[str, float], ...] = ()
+
+    def __str__(self) -> str:
+        name = {"heads": "heads", "mlps": "MLPs"}[self.kind]
+        layers = f"{self.first}" if self.first == self.last else f"{self.first}-{self.last}"
+        return f"{name} {layers} {place_of(self.role)}"
+
+
+@dataclass(frozen=True, eq=False)
+class Stages:
+    """The stages that carry the change of a task's answers, measured on questions beside.
+
+    Attributes:
+        task: its name.
+        stages: in the order of their layers.
+        mask: their parts, by layer and role.
+        measured: what they do on all questions that measure, and what is left without them.
+        by_template: the same for each template.
+        inside: number of parts and places in the stages, and of all.
+        cuts: until where the word's stream carries the change alone, and from where the end's does;
+            None for the stages of all templates but one.
+        left_out: of several templates, the stages of all others, measured on the one.
+        control: what the same search finds for an answer that is nonsense.
+    """
+
+    task: str
+    stages: tuple[StageOfLayers, ...]
+    mask: Bool[Tensor, "layers roles parts"]
+    measured: Measured
+    by_template: Mapping[str, Measured]
+    inside: tuple[int, int]
+    cuts: Cuts | None = None
+    left_out: "Mapping[str, Stages]" = field(default_factory=dict)
+    control: "Stages | None" = None
+
+    @property
+    def size(self) -> int:
+        """Number of stages."""
+        return len(self.stages)
+
+    @property
+    def unlike_templates(self) -> list[str]:
+        """Names of the templates of which the stages of the others restore less than 0.9."""
+        return [name for name, x in self.left_out.items() if x.measured.restored.value < 0.9]
+
+    def on(self, cases: Cases) -> Measured:
+        """Return what they do on other questions."""
+        return measured(cases.by("role"), self.mask, ~self.mask)[0]
+
+
+def find_stages(splits: Sequence[Split], *, measuring: Cases | None = None) -> Stages:
+    """Return the stages of some templates, measured on questions that did not find them.
+
+    Each row, of heads or MLPs at a role, has one range of layers. Scores are integrated gradients
+    by the mask over rows, the larger of the templates; the ends of each row that sum to at most a
+    tolerance are cut. Taken is the largest tolerance whose f lies between 0.95 and 1.15 on every
+    template, on the questions that decide, at it and at the next. Then rows, and then ends of
+    ranges, are dropped on all questions that find, while f stays between 0.97 and 1.12.
+    """
+    deciding = Cases.joined([split.deciding for split in splits]).by("role")
+    scores = []
+    for split in splits:
+        ordering = split.ordering.by("role")
+        scores.append(ordering.scores(ordering.everything))
+    ranges = cut_ends(torch.stack([_worths(x) for x in scores]).amax(0), deciding)
+    finding = [Cases.joined([split.ordering, split.deciding]).by("role") for split in splits]
+    ranges = drop(ranges, finding)
+    if measuring is None:
+        measuring = Cases.joined([split.measuring for split in splits])
+    return measured_stages(ranges, torch.stack(scores).amax(0), measuring.by("role"))
+
+
+def mask_of(model: ResidualModel, ranges: Ranges) -> Bool[Tensor, "layers roles parts"]:
+    """Return the mask of some stages. A place that is word and end has the parts of both."""
+    exist = model.places.exist
+    mask = torch.zeros(len(exist), len(ROLES), exist.shape[1], dtype=torch.bool)
+    for row, (first, last) in ranges.items():
+        parts = slice(0, -1) if row.kind == "heads" else slice(-1, None)
+        mask[first : last + 1, ROLES.index(row.role), parts] = True
+    mask[:, ROLES.index("word and end")] = (
+        mask[:, ROLES.index("word")] | mask[:, ROLES.index("end")]
+    )
+    return mask & exist[:, None]
+
+
+def cut_ends(worths: Float[Tensor, "rows layers"], deciding: Cases) -> Ranges:
+    """Return the ranges of the largest tolerance whose f is in bounds on every template.
+
+    It is in bounds at the next tolerance as well. It is found by bisection.
+    """
+    known: dict[str, bool] = {}
+
+    def ranges_of(number: int) -> Ranges:
+        ranges = {}
+        for row, of_row in zip(ROWS, worths, strict=True):
+            if (layers := trimmed(of_row, TOLERANCES[number])) is not None:
+                ranges[row] = layers
+        return ranges
+
+    def is_good(number: int) -> bool:
+        if number == len(TOLERANCES):  # all that the model has restores everything
+            return True
+        ranges = ranges_of(number)
+        if (key := str(ranges)) not in known:
+            shares = _shares([ranges], [deciding])
+            known[key] = FIRST[0] <= float(shares.min()) and float(shares.max()) <= FIRST[1]
+        return known[key]
+
+    # The first tolerances that are too large, from the largest on.
+    number = 1 + last_true(lambda i: not (is_good(i) and is_good(i + 1)), len(TOLERANCES), -1)
+    if number == len(TOLERANCES):
+        return dict.fromkeys(ROWS, (0, worths.shape[1] - 1))
+    return ranges_of(number)
+
+
+def trimmed(worths: Float[Tensor, " layers"], tolerance: float) -> tuple[int, int] | None:
+    """Return the range without the ends that sum to at most a tolerance each.
+
+    There is none where all layers sum to at most twice the tolerance.
+    """
+    if float(worths.sum()) <= 2 * tolerance:
+        return None
+    first = int((worths.cumsum(0) <= tolerance).sum())
+    last = len(worths) - 1 - int((worths.flip(0).cumsum(0) <= tolerance).sum())
+    return (first, last) if first <= last else None
+
+
+def drop(ranges: Ranges, finding: Sequence[Cases]) -> Ranges:
+    """Return stages without rows, and without ends of ranges, that are not needed.
+
+    Of rows the one that costs least goes first. Of ends, some layers at a time, each is measured
+    alone; as many go together as stay in bounds, those that cost least. `finding` are the questions
+    of each template.
+    """
+    given = _shares([ranges], finding)[0]
+    low, high = min(LAST[0], float(given.min())), max(LAST[1], float(given.max()))
+
+    def costs(tries: Sequence[Ranges]) -> list[float]:
+        """Return by how much the least f is lower; infinite where f is out of bounds."""
+        shares = _shares(tries, finding, (low, high))
+        fits = (shares >= low).all(1) & (shares <= high).all(1)
+        return torch.where(fits, float(given.min()) - shares.amin(1), torch.inf).tolist()
+
+    needed = set[Row]()
+    while len(ranges) > 1 and (rows := [row for row in ranges if row not in needed]):
+        tries = [{x: layers for x, layers in ranges.items() if x != row} for row in rows]
+        of_tries = costs(tries)
+        # What is needed beside more stages is needed beside fewer.
+        needed |= {row for row, cost in zip(rows, of_tries, strict=True) if cost == torch.inf}
+        if min(of_tries) == torch.inf:
+            break
+        ranges = tries[of_tries.index(min(of_tries))]
+    for size in STEPS:
+        ends = [(row, end) for row in ranges for end in (0, 1)]
+        while ends:
+            ends = [one for one in ends if _shorter(ranges, [one], size)]
+            of_ends = costs([_shorter(ranges, [one], size) for one in ends])
+            cheap = sorted((c, one) for c, one in zip(of_ends, ends, strict=True) if c < torch.inf)
+            ends = [one for _, one in cheap]
+            count = len(ends)
+            while count and not (
+                (shorter := _shorter(ranges, ends[:count], size))
+                and (count == 1 or costs([shorter])[0] < torch.inf)
+            ):
+                count //= 2
+            if not count:
+                break
+            ranges = shorter
+    return ranges
+
+
+def _shorter(
+    ranges: Ranges, ends: Sequence[tuple[Row, int]], size: int
+) -> dict[Row, tuple[int, int]]:
+    """Return ranges without some layers at the first (0) or last (1) end of rows, {} if none."""
+    shorter = dict(ranges)
+    for row, end in ends:
+        first, last = shorter[row]
+        shorter[row] = (first + size, last) if end == 0 else (first, last - size)
+        if shorter[row][0] > shorter[row][1]:
+            return {}
+    return shorter
+
+
+def _shares(
+    tries: Sequence[Ranges], cases: Sequence[Cases], bounds: tuple[float, float] | None = None
+) -> Float[Tensor, "tries templates"]:
+    """Return f of several stages on the questions of each template.
+
+    With bounds it is NaN, and not measured, after a template on which it is out of them.
+    """
+    if not tries:
+        return torch.zeros(0, 1, dtype=torch.float64)
+    masks = torch.stack([mask_of(cases[0].model, ranges) for ranges in tries]).double()
+    left, columns = torch.arange(len(tries)), list[Tensor]()
+    for of_template in cases:
+        shares = of_template.shares(masks[left])
+        column = torch.full((len(tries), shares.shape[1]), torch.nan, dtype=torch.float64)
+        column[left] = shares
+        columns.append(column)
+        if bounds is not None:
+            left = left[(shares >= bounds[0]).all(1) & (shares <= bounds[1]).all(1)]
+            if not len(left):
+                break
+    return torch.cat(columns, 1)
+
+
+def _worths(scores: Float[Tensor, "layers roles parts"]) -> Float[Tensor, "rows layers"]:
+    """Return the size of the summed scores of each row in each layer.
+
+    What stands at a place that is word and end counts for the end.
+    """
+    word, between, end, both = scores.unbind(1)
+    rows = []
+    for of_role in (word, between, end + both):
+        rows += [of_role[:, :-1].sum(1), of_role[:, -1]]
+    return torch.stack(rows).abs()
+
+
+def measured_stages(
+    ranges: Ranges, scores: Float[Tensor, "layers roles parts"], measuring: Cases
+) -> Stages:
+    """Return stages with what they do on questions, each of them and all together."""
+    mask = mask_of(measuring.model, ranges)
+    total, by_template = measured(measuring, mask, ~mask)
+    rows = sorted(ranges, key=lambda row: (ranges[row], ROLES.index(row.role)))
+    tries: list[Ranges] = [{x: r for x, r in ranges.items() if x != row} for row in rows]
+    masks = [mask_of(measuring.model, x) for x in tries]
+    heads: list[tuple[Row, str]] = []
+    for row in rows:
+        for layer, head in _strongest(row, ranges[row], scores):
+            alone = mask_of(measuring.model, {x: r for x, r in ranges.items() if x != row})
+            alone[layer, ROLES.index(row.role), head] = True
+            alone[layer, ROLES.index("word and end"), head] |= row.role != "between"
+            masks.append(alone)
+            heads.append((row, f"{layer}.{head}"))
+    shares = measuring.faithfulness(torch.stack(masks).double()).tolist()
+    stages = []
+    for row, without in zip(rows, shares, strict=False):
+        named = [(x, f) for (of, x), f in zip(heads, shares[len(rows) :], strict=True) if of == row]
+        stages.append(StageOfLayers(*row, *ranges[row], without, tuple(named)))
+    places = mask[:, :3], measuring.model.places.exist[:, None].expand(-1, 3, -1)
+    inside, every = (int(x.sum()) for x in places)
+    task = measuring.cases[0].question.task
+    return Stages(task, tuple(stages), mask, total, by_template, (inside, every))
+
+
+def _strongest(
+    row: Row, layers: tuple[int, int], scores: Float[Tensor, "layers roles parts"]
+) -> list[tuple[int, int]]:
+    """Return layers and numbers of the heads of a stage with the largest scores."""
+    if row.kind == "mlps":
+        return []
+    of_role = scores[:, ROLES.index(row.role), :-1].clone()
+    if row.role == "end":
+        of_role += scores[:, ROLES.index("word and end"), :-1]
+    first, last = layers
+    inside = of_role[first : last + 1]
+    largest = inside.flatten().topk(min(STRONGEST, inside.numel()))
+    numbers = largest.indices[largest.values > 0].tolist()
+    return [(first + i // inside.shape[1], i % inside.shape[1]) for i in numbers]
+
+
+def place_of(role: str) -> str:
+    """Return where a role is, in words."""
+    return "between" if role == "between" else f"at the {role}"

@@ -1,0 +1,98 @@
+"""The picture of stages: roles as rows, layers as columns, a bar for each stage."""
+
+from textwrap import wrap
+from typing import Any
+
+from matplotlib.axes import Axes
+
+from bilens.circuits.stages import ROWS, Row, Stages
+from bilens.figures.sheet import BLUE, GREY, INK, LINE, PIXEL, RED, Figure, empty_figure, styled
+
+LETTERS = 10
+"""Pixels of the smallest letters, at every width."""
+BESIDE, ABOVE, BELOW, HIGH = 88, 8, 46, 34
+"""Pixels left of the axes, between title and axes, below them, and of a row."""
+
+
+@styled
+def stages_figure(
+    found: Stages, n_layers: int, title: str, width: float, model: str = ""
+) -> Figure:
+    """Draw stages as bars over layers, with f without each, its strongest heads, and both cuts.
+
+    The rows are heads and MLPs at each role that has a stage. Letters have 10 pixels or more.
+    """
+    rows = _rows(found)
+    restored, left = found.measured.restored.value, found.measured.left.value
+    share = f"{len(found.stages)} stages restore {restored:z.0%}; without them {left:z.0%} is left"
+    lines = wrap(title, int(width / 8.2))
+    told = wrap(" · ".join(filter(None, [share, model])), int(width / 5.6))
+    above = ABOVE + 16 * len(lines) + 14 * len(told)
+    inner = HIGH * len(rows)
+    figure = empty_figure(width, above + inner + BELOW, title=title, alt=f"{title} {share}")
+    height = above + inner + BELOW
+    look: dict[str, Any] = {"va": "top", "linespacing": 1.2}
+    x = 4 / width
+    figure.text(x, 1 - 4 / height, "\n".join(lines), size=12 * PIXEL, weight="bold", **look)
+    under = 1 - (6 + 16 * len(lines)) / height
+    figure.text(x, under, "\n".join(told), size=LETTERS * PIXEL, **look)
+    place = (BESIDE / width, BELOW / height, 1 - (BESIDE + 10) / width, inner / height)
+    axes = figure.add_axes(place, xlim=(-0.7, n_layers - 0.3), ylim=(len(rows), 0))
+    axes.set_yticks([i + 0.5 for i in range(len(rows))], [_name(row) for row in rows])
+    step = max(1, -(-n_layers // 8))
+    axes.set_xticks(range(0, n_layers, step))
+    axes.tick_params(length=0, labelsize=LETTERS * PIXEL)
+    axes.set_xlabel("layer", size=LETTERS * PIXEL)
+    axes.spines["left"].set_visible(False)
+    for line in range(1, len(rows)):
+        axes.axhline(line, color=LINE, linewidth=0.5)
+    _draw_stages(axes, found, rows)
+    _draw_cuts(axes, found, rows)
+    return figure
+
+
+def _rows(found: Stages) -> list[Row]:
+    used = {(stage.kind, stage.role) for stage in found.stages}
+    return [row for row in ROWS if row in used]
+
+
+def _name(row: Row) -> str:
+    return f"{row.role}: {'heads' if row.kind == 'heads' else 'MLPs'}"
+
+
+def _draw_stages(axes: Axes, found: Stages, rows: list[Row]) -> None:
+    """Draw a bar for each stage, f without it, and marks where its strongest heads are."""
+    for stage in found.stages:
+        y = rows.index(Row(stage.kind, stage.role)) + 0.62
+        size = stage.last - stage.first + 1
+        axes.barh(y, size - 0.1, height=0.5, left=stage.first - 0.45, color=BLUE, alpha=0.35)
+        text = f"without {stage.without:z.2f}"
+        # It stands on the bar, or where there is more room beside it.
+        middle, n_layers = (stage.first + stage.last) / 2, axes.get_xlim()[1]
+        half = 0.32 * n_layers
+        at = min(max(middle, half * 0.75), n_layers - half * 0.75)
+        axes.text(at, y, text, ha="center", va="center", size=LETTERS * PIXEL, color=INK)
+        for name, _ in stage.strongest[:1]:
+            layer = int(name.partition(".")[0])
+            axes.plot([layer], [y - 0.32], marker="v", markersize=4 * PIXEL, color=RED)
+            side = "left" if layer < 0.8 * n_layers else "right"
+            shift = 0.4 if side == "left" else -0.4
+            axes.text(layer + shift, y - 0.42, f"head {name}", ha=side, va="center",
+                      size=LETTERS * PIXEL, color=RED)  # fmt: skip
+
+
+def _draw_cuts(axes: Axes, found: Stages, rows: list[Row]) -> None:
+    """Draw until where the word's stream carries the change, and from where the end's does."""
+    cuts = found.cuts
+    if cuts is None or not cuts.apart:
+        return
+    for role, layer in (("word", cuts.until), ("end", cuts.since)):
+        lines = [i for i, row in enumerate(rows) if row.role == role]
+        if layer is not None and lines:
+            axes.vlines(
+                layer - 0.5, min(lines), max(lines) + 1, color=INK, linewidth=1, linestyle="--"
+            )
+    ends = f"word until {cuts.until}, end from {'nowhere' if cuts.since is None else cuts.since}"
+    axes.text(1, -0.02, f"dashed: {ends}", transform=axes.transAxes, ha="right", va="top",
+              size=LETTERS * PIXEL, color=GREY,
+              position=(1, -30 / (HIGH * len(rows))))  # fmt: skip

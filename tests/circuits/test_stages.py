@@ -1,0 +1,348 @@
+"""Stages are exchanges of parts at roles, cuts are exchanges of the stream, and both are measured.
+
+Own hooks on a model of transformers are the reference.
+"""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from bilens.circuits import Cases, circuit, find_stages
+from bilens.circuits.cases import ROLES
+from bilens.circuits.cuts import Cuts, cuts_of, last_true, passed
+from bilens.circuits.directions import MLPDirections
+from bilens.circuits.measures import Split
+from bilens.circuits.reading import cuts_said
+from bilens.circuits.stages import ROWS, Row, drop, mask_of, trimmed
+from bilens.errors import BilensError
+from bilens.flows import Question
+from bilens.transformer import ResidualModel
+from tests.families import exact_norms, tiny
+from tests.flows.flows import QUESTIONS, answered
+from tests.models import toy_tokenizer, view_of
+
+PAIRS = [(a, b) for a in (1, 2, 3, 4, 8, 9) for b in (1, 3, 9)]
+SENTENCES = {"short": "t{1} {0} t{2} t4", "long": "t8 t{1} t{2} {0} t1"}
+WORD, BETWEEN, END, BOTH = range(len(ROLES))
+
+
+def questions(name, sentence, task="one"):
+    return [
+        Question(
+            sentence.format("t2", a, b), "t5", ("t6",), sentence.format("t7", a, b), task, name
+        )
+        for a, b in PAIRS
+    ]
+
+
+@pytest.fixture(scope="module")
+def templates(view):
+    return [answered(view, questions(*one)) for one in SENTENCES.items()]
+
+
+@pytest.fixture(scope="module")
+def reading(view, templates):
+    return circuit(view, [*templates[0], *templates[1]], controls=True)
+
+
+@pytest.fixture(scope="module")
+def llama():
+    with exact_norms():
+        yield ResidualModel(tiny("llama"), toy_tokenizer())
+
+
+def by_hooks(view, text, other, live, before=()):
+    """Return the last logits of a text where only some parts are its own, and others of another.
+
+    `live` says of a layer, a part (the last is the MLP) and a position whether it is its own.
+    `before` are layers before which only some positions of the stream are the text's own.
+    """
+    model, kept, hooks = view.model, {}, []
+    layers = model.model.layers
+    ids, other_ids = view.ids(text)[None], view.ids(other)[None]
+
+    def keep(name, x):
+        kept[name] = x.detach()
+
+    def mix(name, x, number, heads):
+        x, second = x.clone(), kept[name]
+        width = x.shape[-1] // heads
+        for part in range(heads):
+            for position in range(x.shape[1]):
+                if not live(number, part if heads > 1 else view.n_heads, position):
+                    columns = slice(part * width, (part + 1) * width)
+                    x[:, position, columns] = second[:, position, columns]
+        return x
+
+    def stream(number, x, positions):
+        x = x.clone()
+        for position in range(x.shape[1]):
+            if position not in positions:
+                x[:, position] = kept["stream", number][:, position]
+        return x
+
+    for number, layer in enumerate(layers):
+        out, mlp = layer.self_attn.o_proj, layer.mlp
+        hooks += [
+            layer.register_forward_pre_hook(lambda _, a, n=number: keep(("stream", n), a[0])),
+            out.register_forward_pre_hook(lambda _, a, n=number: keep(("heads", n), a[0])),
+            mlp.register_forward_hook(lambda _, __, y, n=number: keep(("mlp", n), y)),
+        ]
+    model(other_ids)
+    for hook in hooks:
+        hook.remove()
+    hooks = []
+    cut = dict(before)
+    for number, layer in enumerate(layers):
+        if number in cut:
+            hooks.append(
+                layer.register_forward_pre_hook(
+                    lambda _, a, n=number: (stream(n, a[0], cut[n]), *a[1:])
+                )
+            )
+        hooks += [
+            layer.self_attn.o_proj.register_forward_pre_hook(
+                lambda _, a, n=number: (mix(("heads", n), a[0], n, view.n_heads),)
+            ),
+            layer.mlp.register_forward_hook(lambda _, __, y, n=number: mix(("mlp", n), y, n, 1)),
+        ]
+    try:
+        return model(ids).logits[0, -1].double()
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def rises_by_hooks(view, cases, live_of, before_of=lambda roles: ()):
+    """Return how far each question's number rises, by own hooks; live by layer, part and roles."""
+    rises = []
+    for case, roles in zip(cases.cases, cases.roles, strict=True):
+        asked = case.question
+
+        def live(layer, part, position, roles=roles):
+            return roles[position] >= 0 and live_of(layer, part, roles[position])
+
+        logits = by_hooks(view, asked.text, asked.against, live, before_of(roles))
+        number = float(logits[view.token(asked.token)] - logits[view.token(asked.minus[0])])
+        rises.append((number - case.ends[1]) * (1 if case.change > 0 else -1))
+    return torch.tensor(rises)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "sentence", ["t1 {0} t{1} t{2} t4", "t9 t{1} t{2} {0}", "t9 {0} t{1} {0} t{2}"]
+)
+def test_stages_are_exchanges_by_own_hooks(llama, sentence):
+    asked = answered(llama, questions("", sentence))[:9]
+    cases = Cases.of(llama, asked)
+    found = find_stages([Split.of(cases, range(len(asked)), "")])
+    measuring = cases.some(range(5 if len(asked) == 9 else 0, len(asked))).by("role")
+    measuring = Cases.joined([Split.of(cases, range(len(asked)), "").measuring]).by("role")
+
+    def share(mask):
+        rises = rises_by_hooks(llama, measuring, lambda n, part, role: bool(mask[n, role, part]))
+        return float(rises.sum() / measuring.changes.sum())
+
+    # Each stage as JSON has it.
+    ranges = {Row(x.kind, x.role): (x.first, x.last) for x in found.stages}
+    mask = torch.zeros(found.mask.shape, dtype=torch.bool)
+    for stage in found.stages:
+        parts = [llama.n_heads] if stage.kind == "mlps" else range(llama.n_heads)
+        for layer in range(stage.first, stage.last + 1):
+            for part in parts:
+                mask[layer, ROLES.index(stage.role), part] = True
+                mask[layer, BOTH, part] |= stage.role in ("word", "end")
+    assert mask.equal(found.mask)
+    assert found.measured.restored.value == pytest.approx(share(mask), abs=1e-5)
+    assert found.measured.left.value == pytest.approx(share(~mask), abs=1e-5)
+    for stage in found.stages:
+        others = {row: x for row, x in ranges.items() if row != (stage.kind, stage.role)}
+        assert stage.without == pytest.approx(share(mask_of(llama, others)), abs=1e-5)
+        for name, alone in stage.strongest:
+            layer, head = map(int, name.split("."))
+            one = mask_of(llama, others)
+            one[layer, [ROLES.index(stage.role), *([BOTH] * (stage.role != "between"))], head] = (
+                True
+            )
+            assert alone == pytest.approx(share(one), abs=1e-5)
+    assert found.inside == (int(mask[:, :3].sum()), mask[:, :3].numel())
+
+
+@torch.no_grad()
+def test_cuts_are_exchanges_of_the_stream_by_own_hooks(llama):
+    asked = answered(llama, questions("", SENTENCES["long"]))[:6]
+    cases = Cases.of(llama, asked).by("role")
+    whole = torch.eye(llama.d_model).double()
+    for layer in range(llama.n_layers):
+        for place, role in (("word", WORD), ("end", END)):
+            expected = rises_by_hooks(
+                llama,
+                cases,
+                lambda *_: True,
+                lambda roles, n=layer, r=role: {n: [i for i, x in enumerate(roles) if x == r]},
+            )
+            for directions in (None, MLPDirections(whole, whole)):
+                f = passed(cases, {(layer, place): directions})
+                assert f == pytest.approx(float(expected.sum() / cases.changes.sum()), abs=1e-5)
+        none = MLPDirections(0 * whole[:1], whole[:1])
+        assert passed(cases, {(layer, "word"): none}) == pytest.approx(0, abs=1e-5)
+
+
+def test_roles_are_where_texts_differ_and_what_predicts(view):
+    def roles(text, against, **others):
+        asked = Question(text, "t5", () if "token" in others else ("t6",), against)
+        (found,) = Cases.of(view, [replace(asked, **others)], any_length=True).roles
+        return found
+
+    assert roles("t1 t2 t3 t4", "t1 t7 t3 t4") == (-1, WORD, BETWEEN, END)
+    assert roles("t1 t2 t3 t4", "t1 t7 t3 t8") == (-1, WORD, BETWEEN, BOTH)
+    assert roles("t1 t2 t3", "t1 t2 t4") == (-1, -1, BOTH)
+    assert roles("t2 t3 t2 t4", "t7 t3 t7 t4") == (WORD, BETWEEN, WORD, END)
+    assert roles("t1 t2 t3 t4", "t1 t7 t3 t4", position=2) == (-1, WORD, END)
+    assert roles("t1 t2 t9 t4 t4", "t7 t9 t4 t4") == (WORD, WORD, BETWEEN, BETWEEN, END)
+
+
+@pytest.mark.parametrize("axis", ["", "position", "role"])
+def test_all_parts_restore_everything_and_no_parts_nothing(view, axis):
+    cases = Cases.of(view, QUESTIONS[:1]).by(axis)
+    masks = torch.stack([torch.ones(cases.shape), torch.zeros(cases.shape)]).double()
+    assert cases.faithfulness(masks).tolist() == pytest.approx([1, 0], abs=1e-5)
+
+
+def test_trimmed_ends_sum_to_at_most_the_tolerance():
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(40):
+        worths = torch.rand(8, generator=generator).double() ** 4
+        for tolerance in (0.01, 0.1, 0.3):
+            found = trimmed(worths, tolerance)
+            if found is None:
+                assert float(worths.sum()) <= 2 * tolerance or float(worths.max()) <= tolerance
+                continue
+            first, last = found
+            assert float(worths[:first].sum()) <= tolerance < float(worths[: first + 1].sum())
+            assert float(worths[last + 1 :].sum()) <= tolerance < float(worths[last:].sum())
+    assert trimmed(torch.zeros(3).double(), 0.0) is None
+
+
+def test_the_last_number_at_which_something_holds_is_found():
+    for last in range(-1, 9):
+        assert last_true(lambda i, last=last: i <= last, 9, -1) == last
+    assert last_true(lambda _: False, 5) == 0
+
+
+def test_stages_that_are_not_needed_are_dropped():
+    """Only one head and one MLP write anything: the MLP of the last layer, at the end."""
+    view = view_of(n_layers=3, norm="none", mlp="bilinear", attention="softmax")
+    first, *_, last = view.model.blocks
+    for block in view.model.blocks:
+        if block is not first:
+            block.attn.out.weight.zero_()
+        if block is not last:
+            block.mlp.out.weight.zero_()
+    last.mlp.out.weight.mul_(30)
+    # The last token is the same in both texts, so that only the head moves what differs.
+    cases = Cases.of(view, [q for q in QUESTIONS if q.text.split()[-1] == q.against.split()[-1]])
+    everything = dict.fromkeys(ROWS, (0, 2))
+    ranges = drop(everything, [cases.by("role")])
+    assert ranges == {Row("heads", "end"): (0, 0), Row("mlps", "end"): (2, 2)}
+
+
+def test_a_reading_has_stages_cuts_and_all_questions(view, templates, reading):
+    (answer,), (found,) = reading.answers, reading.circuits
+    both = [*templates[0], *templates[1]]
+    record = json.loads(json.dumps(reading.record(), allow_nan=False))
+    assert [(x["kind"], x["role"], x["first"], x["last"]) for x in record["stages"]] == [
+        (x.kind, x.role, x.first, x.last) for x in found.stages
+    ]
+    assert [x["without"] for x in record["stages"]] == [x.without for x in found.stages]
+    assert record["restored"] == found.measured.restored.value
+    roles = [one["role"] for one in record["questions"]]
+    sizes = {name: roles.count(name) for name in ("orders", "decides", "measures", "left out")}
+    parts = [Split.shares(range(len(one))) for one in templates]
+    expected = [sum(len(split[i]) for split in parts) for i in range(3)]
+    assert list(sizes.values()) == [*expected, 0]
+    cases = Cases.of(view, both).by("role")
+    f = cases.values(found.mask.double()[None])[0] / cases.changes
+    assert [one["restored"] for one in record["questions"]] == pytest.approx(f.tolist())
+    ends = [[x["after the first text"], x["after the second"]] for x in record["questions"]]
+    assert ends == [list(case.ends) for case in cases.cases]
+    assert record["cuts"]["word until"] == found.cuts.until
+    assert record["cuts"]["curves"].keys() == {"word", "end"}
+    assert [x["template"] for x in record["left out"]] == ["short", "long"]
+    assert found.left_out["short"].measured.questions == parts[0][2][-1] + 1 - parts[0][2][0]
+    titles = [section.title for section in reading.sections()]
+    assert titles[1:3] == ["Stages", "Templates"]
+    assert titles[-1] == "Questions"
+    text = reading.text(answer)
+    assert text.startswith(f"The number of {len(both)} questions is ")
+    assert f"{len(found.stages)} stages restore {found.measured.restored}" in text
+    inside, every = found.inside
+    assert f"In them are {inside} of {every} parts and places." in text
+    assert text.endswith(("nothing is there.", "not told apart."))
+
+
+def test_what_the_model_does_not_answer_is_said_first(view, templates):
+    asked = templates[0]
+    turned = [replace(q, token=q.minus[0], minus=(q.token,)) for q in asked[4:6]]
+    reading = circuit(view, [*asked[:4], *turned, *asked[6:], asked[0]])
+    (answer,) = reading.answers
+    first = "Left out: 2 questions that the model answers otherwise and 1 repeated question."
+    assert first in answer.premise
+    why = [x.why for x in answer.asked]
+    assert why[4:6] == ["the model answers otherwise"] * 2
+    assert why[-1] == "repeats another"
+    for question in (turned[0], asked[0]):
+        (answer,) = circuit(view, [question]).answers
+        (case,) = Cases.of(view, [question]).cases
+        said = {
+            (False, False): "does not give this answer after either",
+            (True, True): "after both",
+            (True, False): "after the first",
+            (False, True): "after the second text, not",
+        }
+        assert said[case.answers] in answer.premise
+        assert "there is little to explain" in answer.premise
+        assert [x.use for x in answer.asked] == ["all"]
+
+
+def test_large_changes_are_worth_explaining():
+    view = view_of(n_layers=2)
+    view.model.unembed.weight.mul_(100)
+    assert (
+        "little"
+        not in circuit(view, answered(view, questions("", SENTENCES["short"]))).facts()[0][1]
+    )
+
+
+def test_options_of_parts_are_refused_for_stages(view):
+    for options in ({"size": 3}, {"heads": True}, {"keep": 0.5}, {"left": 0.2}, {"left": 0.0}):
+        (name,) = options
+        with pytest.raises(BilensError, match=f"{name}=.* is of parts; add level='parts'"):
+            circuit(view, QUESTIONS, **options)
+    for beside in ({"size": 3, "keep": 0.5}, {"heads": True, "left": 0.2}):
+        with pytest.raises(BilensError, match="has no effect beside"):
+            circuit(view, QUESTIONS, level="parts", **beside)
+
+
+def test_the_answer_says_where_the_change_stands_and_how_wide_it_is():
+    cuts = Cuts(True, 20, 26, (1.01, 0.99), {}, {}, {}, 1, {1: 1.02})
+    stands, width = cuts_said(cuts, {"end": ("are", "is")})
+    assert "at the word until layer 20 (1.01), and at the end from layer 26 (0.99)." in stands
+    assert "one direction of the stream at each restores 1.02; at the end it raises are," in width
+    spread = replace(cuts, since=None, at=(1.01, None), width=None, through={16: 0.7})
+    stands, width = cuts_said(spread, {})
+    assert "spread over positions" in stands
+    assert width == "Content: 16 directions at both restore 0.70."
+    assert "nothing has to move" in cuts_said(replace(cuts, apart=False), {})[0]
+
+
+def test_directions_pass_as_they_were_measured(view, templates):
+    splits = [Split.of(Cases.of(view, asked), range(len(asked)), "") for asked in templates]
+    cuts = cuts_of(splits)
+    measuring = Cases.joined([split.measuring for split in splits]).by("role")
+    passing = {(cuts.layers[place], place): x for place, x in cuts.directions.items()}
+    assert cuts.through[max(cuts.through)] == pytest.approx(passed(measuring, passing))
+    for written, read in cuts.directions.values():
+        torch.testing.assert_close(written @ read.T, torch.eye(len(read)).double())
