@@ -1,10 +1,11 @@
 """Files of questions: a text, the token after it, and a second text in each line.
 
-Nothing here imports torch: a file is read and checked before a model is loaded.
+Nothing here imports torch: a file is read and checked before a model is loaded. The module csv
+reads it, and not pandas, since errors name the line.
 """
 
-import codecs
 import csv
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -46,38 +47,25 @@ def read_lines(path: str | Path) -> list[QuestionLine]:
     The columns are those of `COLUMNS`, of which the last three may be missing, separated by tabs. A
     first line with their names, `text` and `token` at least, may have them in any order, and may be
     separated by commas or semicolons, as all lines below it then are. A field in double quotes may
-    hold separators, new lines and doubled quotes, as spreadsheets write them. Lines that begin with
-    # and empty lines are skipped, as are columns whose name begins with #.
+    hold separators, new lines and doubled quotes, as spreadsheets write them; spaces in front of
+    its quotes do not count below such a header. Lines that begin with # and empty lines are
+    skipped, as are columns whose name begins with #.
 
     Raises:
         BilensError: the file does not exist, is in another encoding, or holds no question, or a
             line has other columns, no text or no token.
     """
-    name, path = path, _found(path)
-    # A mark within is that of a file that another one was joined to.
-    unmarked = (line.removeprefix("\ufeff") for line in StringIO(_decoded(path), newline=""))
-    lines = enumerate(unmarked, 1)
-    questions: list[QuestionLine] = []
-    header: tuple[str, Sequence[str]] | None = None
-    is_first = True
-    for number, line in lines:
-        if not line.strip() or line.startswith("#"):
-            continue
-        place = f"{name}, line {number}"
-        if is_first:
-            header, is_first = _header(place, line), False
-            if header is not None:
-                continue
-        # A field in quotes may go on in the next lines.
-        following = (text for _, text in lines)
-        fields = _fields(place, chain([line], following), header[0] if header else "\t")
-        if header and [field.strip().lower() for field in fields] == header[1]:
+    file = _found(path)
+    lines = _decoded(file)
+    start, separator, header = _header(path, lines)
+    questions = []
+    for place, fields in _records(path, lines[start:], start + 1, separator):
+        if header and [field.strip().lower() for field in fields] == header:
             raise BilensError(f"{place} is the header again, expected a question")
         if any(map(str.strip, fields)):
-            names = header[1] if header else COLUMNS
-            questions.append(_question(place, fields, names, has_header=bool(header)))
+            questions.append(_question(place, fields, header))
     if not questions:
-        raise BilensError(f"{path} holds no line with a question; expected lines with {EXPECTED}")
+        raise BilensError(f"{file} holds no line with a question; expected lines with {EXPECTED}")
     return questions
 
 
@@ -118,92 +106,94 @@ def _found(path: str | Path) -> Path:
     )
 
 
-KINDS = {
-    codecs.BOM_UTF32_LE: "is in UTF-32",
-    codecs.BOM_UTF32_BE: "is in UTF-32",
-    codecs.BOM_UTF16_LE: "is in UTF-16",
-    codecs.BOM_UTF16_BE: "is in UTF-16",
-    b"\x1f\x8b": "is packed by gzip",
-    b"PK\x03\x04": "is a zip archive, such as a spreadsheet",
-    b"version https://git-lfs": "is a pointer of Git LFS (`git lfs pull` fetches the file itself)",
-}
-"""Beginnings of files that are no text in UTF-8."""
-
-
-def _decoded(path: Path) -> str:
+def _decoded(path: Path) -> list[str]:
+    """Return the lines of a file, without byte order marks, also where files were joined."""
     try:
         content = path.read_bytes()
     except OSError as error:
         raise BilensError(f"{path} cannot be read: {error.strerror}") from error
-    kind = next((kind for start, kind in KINDS.items() if content.startswith(start)), "")
-    # Without a mark every second byte of most letters is zero.
-    if not kind and 4 * content.count(b"\0") >= len(content) > 0:
-        kind = "is in UTF-16"
-    if kind:
-        raise BilensError(f"{path} {kind}, expected UTF-8: save it as text in UTF-8")
-    if b"\0" in content:
-        number = content.count(b"\n", 0, content.index(b"\0")) + 1
-        raise BilensError(f"{path}, line {number} holds a zero byte, which is no text")
+    # Text in UTF-16 has zero bytes, as packed files have.
+    wrong, end, text = "a zero byte", content.find(b"\0"), ""
     try:
-        return content.decode("utf-8-sig")
+        text = content.decode("utf-8")
     except UnicodeDecodeError as error:
-        number = error.object.count(b"\n", 0, error.start) + 1
+        wrong, end = f"the byte {content[error.start]:#x}", error.start
+    if end >= 0:
+        line = content.count(b"\n", 0, end) + 1
         raise BilensError(
-            f"{path}, line {number} holds the byte {error.object[error.start]:#x}, which is not "
-            "UTF-8; it may be Latin-1: save it as text in UTF-8"
-        ) from None
+            f"{path}, line {line} holds {wrong}, expected text in UTF-8: save it so, not packed "
+            "and not as a spreadsheet"
+        )
+    return [line.removeprefix("\ufeff") for line in StringIO(text, newline="")]
 
 
-def _header(place: str, line: str) -> tuple[str, Sequence[str]] | None:
-    """Return the separator and the columns that a header names; None for a question."""
-    for separator in "\t,;":
-        names = [name.strip(' "\r\n').lower() for name in line.split(separator)]
-        # No question has two fields that are names of columns.
-        if len({*names} & {*COLUMNS}) < 2:
+def _header(path: str | Path, lines: Sequence[str]) -> tuple[int, str, list[str]]:
+    """Return the number of lines up to a header, its separator and its columns; 0, tabs and []."""
+    for i, line in enumerate(lines, 1):
+        for separator in "\t,;":
+            names = [name.strip(' "\r\n').lower() for name in line.split(separator)]
+            known = [name for name in names if name[:1] != "#"]
+            is_whole = {"text", "token"} <= {*known} <= {*COLUMNS}
+            if is_whole and len({*names}) == len(names):
+                return i, separator, names
+            # No question has two fields that are names of columns.
+            if len({*known} & {*COLUMNS}) > 1 and line[:1] != "#":
+                raise BilensError(
+                    f"{path}, line {i} is a header with the columns "
+                    f"{', '.join(map(repr, names))}; expected text and token, and at most once "
+                    "minus, against, task and template"
+                )
+        if line.strip() and line[:1] != "#":
+            break
+    return 0, "\t", []
+
+
+def _records(
+    path: str | Path, lines: Sequence[str], first: int, separator: str
+) -> Iterator[tuple[str, list[str]]]:
+    """Yield the place and the fields of each line; one with a field in quotes may go on."""
+    numbered = enumerate(lines, first)
+    for i, line in numbered:
+        if not line.strip() or line.startswith("#"):
             continue
-        unknown = [name for name in names if name not in COLUMNS and not name.startswith("#")]
-        if unknown or len({*names}) < len(names) or not {"text", "token"} <= {*names}:
+        if separator != "\t":
+            # Spaces in front of quotes; what stands in quotes is passed over as a whole.
+            line = re.sub(rf'("(?:[^"]|"")*")|({separator}) +(?=")', r"\1\2", line)  # noqa: PLW2901
+        following = (further for _, further in numbered)
+        reader = csv.reader(chain([line], following), delimiter=separator, strict=True)
+        try:
+            fields = next(reader)
+            if separator != "\t" and any(re.fullmatch(r' +".*"', x, re.DOTALL) for x in fields):
+                raise csv.Error("a space stands in front of quotes")
+            yield f"{path}, line {i}", fields
+        except csv.Error as error:
             raise BilensError(
-                f"{place} is a header with the columns {', '.join(map(repr, names))}; expected "
-                "text and token, and at most once minus, against, task and template"
-            )
-        return separator, names
-    return None
+                f"{path}, line {i} cannot be read: {error}. A field that begins with a double "
+                'quote ends with one, and holds each of its own twice, as in """Yes"" she said"'
+            ) from None
 
 
-def _fields(place: str, lines: Iterator[str], separator: str) -> list[str]:
-    try:
-        return next(csv.reader(lines, delimiter=separator, strict=True))
-    except csv.Error as error:
-        raise BilensError(
-            f"{place} cannot be read: {error}. A field that begins with a double quote ends with "
-            'one, and holds each of its own twice, as in """Yes"" she said"'
-        ) from None
-
-
-def _question(
-    place: str, fields: list[str], names: Sequence[str], *, has_header: bool
-) -> QuestionLine:
-    n = len(fields)
+def _question(place: str, fields: list[str], header: Sequence[str]) -> QuestionLine:
+    n, names = len(fields), header or COLUMNS
     has = f"{place} has {n} column{'s' * (n != 1)}"
-    if has_header and n != len(names):
-        raise BilensError(f"{has}, expected {len(names)}, as the header has")
-    if not has_header and not 3 <= n <= len(names):
+    if header and n != len(header):
+        raise BilensError(f"{has}, expected {len(header)}, as the header has")
+    if not header and not 3 <= n <= len(COLUMNS):
         hint = (
             "It has no tab: columns are separated by tabs, not by spaces, and by commas only below "
             "a header such as text,token,minus,against"
         )
         raise BilensError(f"{has}; expected, separated by tabs, {EXPECTED}{f'. {hint}' * (n == 1)}")
-    given = dict.fromkeys(COLUMNS, "") | dict(zip(names, fields, strict=False))
+    values = dict.fromkeys(COLUMNS, "") | dict(zip(names, fields, strict=False))
     for name in ("text", "token"):
-        if not given[name].strip():
+        if not values[name].strip():
             raise BilensError(f"{place} has an empty {name}")
     try:
-        token, minus = token_list(given["token"]), token_list(given["minus"])
+        token, minus = token_list(values["token"]), token_list(values["minus"])
     except BilensError as error:
         raise BilensError(f"{place}: {error}") from None
     for name in token:
         if name in minus:
             raise BilensError(f"{place} subtracts its token {name!r} from itself")
-    others = (given[name] for name in ("against", "task", "template"))
-    return QuestionLine(place, given["text"], token, minus, *others)
+    others = (values[name] for name in ("against", "task", "template"))
+    return QuestionLine(place, values["text"], token, minus, *others)
