@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.families import EXACT
+from experiments.families import ATTENTIONS, EXACT
 from experiments.results import load_results
 
 __all__ = ["PAGES", "page"]
@@ -60,15 +60,15 @@ def families(results: Mapping[str, Row]) -> str:
     exact, others = [], []
     for row in results["families"]["details"]["types"]:
         # Of types that were not made nothing is known.
-        cells = [row["not made"] or _reading(row, kind) for kind in ("two texts", "one text")]
+        cells = [row["not made"] or _reading(row, kind) for kind in ATTENTIONS]
         if cells == ["exact", "exact"]:
             exact.append(row["type"])
         else:
             others.append((row["type"], *cells))
     parts = [
         f"`{results['families']['command']}`, families.json, {results['families']['commit']}\n",
-        f"Exact between two texts and on one ({len(exact)}): {', '.join(exact)}.\n",
-        lines(("others", "two texts", "one text"), others),
+        f"Exact with eager attention and torch's fused one ({len(exact)}): {', '.join(exact)}.\n",
+        lines(("others", *ATTENTIONS), others),
     ]
     return "\n".join(parts)
 

@@ -3,7 +3,8 @@
 No figure of the papers. Every type of causal model that transformers knows is made small, in
 float64. Measured are, for each,
 
-- the relative error of a flow's sum between two texts, and on one text, or why it is refused;
+- the relative error of a flow's sum between two texts, with eager attention and with torch's
+  fused one, or why it is refused;
 - seconds.
 
 A flow is exact if the error is below 1e-4: norms and patterns of most models compute in float32.
@@ -34,6 +35,8 @@ from bilens.transformer import ResidualModel
 from experiments.context import Outcome, RecipeContext
 from experiments.results import Row
 
+ATTENTIONS = ("eager", "sdpa")
+"""Attention by products and a softmax, and torch's fused one."""
 EXACT = 1e-4
 """Relative errors of an exact sum are smaller."""
 SECONDS, BYTES = 90, 9 * 2**30
@@ -261,12 +264,12 @@ def stated(of_types: dict[str, int]) -> list[Row]:
     """Return the rows of the file of results."""
     return [
         Row(
-            f"{name}: types whose sum is exact",
+            f"{name} attention: types whose sum is exact",
             of_types[f"{name}: exact"],
             n=of_types["made"],
             baselines={kind: of_types[f"{name}: {kind}"] for kind in ("refused", "off")},
         )
-        for name in ("two texts", "one text")
+        for name in ATTENTIONS
     ]
 
 
@@ -274,7 +277,7 @@ def counts(rows: Sequence[dict[str, Any]]) -> dict[str, int]:
     """Return how many types are made, exact, refused and off."""
     made = [row for row in rows if not row["not made"]]
     result = {"types": len(rows), "made": len(made)}
-    for name in ("two texts", "one text"):
+    for name in ATTENTIONS:
         errors = [row[name] for row in made if not row[f"{name}: refused by"]]
         result[f"{name}: exact"] = sum(is_exact(error) for error in errors)
         result[f"{name}: off"] = len(errors) - result[f"{name}: exact"]
@@ -305,24 +308,24 @@ def measure(kind: str) -> dict[str, Any]:
     start = time.process_time()
     name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[kind]
     row: dict[str, Any] = {"type": kind, "class": name, "not made": ""}
-    for column in ("two texts", "one text"):
+    for column in ATTENTIONS:
         row[column], row[f"{column}: refused by"] = None, ""
     row["seconds"] = 0.0
     if kind in NEEDS:
         row["not made"] = f"needs {NEEDS[kind]}"
         return row
-    try:
-        with _limited():
-            model = make(kind)
-    except Exception as error:
-        row["not made"] = _short(error)
-    else:
-        for column, way in (("two texts", two_texts), ("one text", one_text)):
-            try:
-                with _limited():
-                    row[column] = float(f"{way(model):.1e}")
-            except Exception as error:
-                row[f"{column}: refused by"] = _short(error)
+    for attention in ATTENTIONS:
+        try:
+            with _limited():
+                model = make(kind, attention)
+        except Exception as error:
+            row["not made"] = _short(error)
+            break
+        try:
+            with _limited():
+                row[attention] = float(f"{error_of_sum(model):.1e}")
+        except Exception as error:
+            row[f"{attention}: refused by"] = _short(error)
     row["seconds"] = round(time.process_time() - start, 1)
     return row
 
@@ -350,10 +353,13 @@ def _limited() -> Iterator[None]:
         signal.signal(signal.SIGALRM, previous)
 
 
-def make(kind: str) -> Any:
-    """Return a small model of a type, in float64, with random norms and biases."""
+def make(kind: str, attention: str = "eager") -> Any:
+    """Return a small model of a type, in float64, with random norms and biases.
+
+    A type without the attention of this name has its eager one.
+    """
     torch.manual_seed(0)
-    model = _made(kind)
+    model = _made(kind, attention)
     torch.manual_seed(1)
     for weight in model.parameters():
         if weight.dim() < 2:
@@ -363,7 +369,7 @@ def make(kind: str) -> Any:
     return model
 
 
-def _made(kind: str) -> Any:
+def _made(kind: str, attention: str) -> Any:
     config_class: Any = CONFIG_MAPPING[kind]
     others = OTHERS.get(kind, {})
     probe = config_class()
@@ -382,9 +388,11 @@ def _made(kind: str) -> Any:
             config = type(text)(**settings)
             if kind in TOWERS:
                 config = config_class(text_config=config.to_dict(), **TOWERS[kind])
-            config._attn_implementation = config._experts_implementation = "eager"
-            class_name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[kind]
-            model = getattr(transformers, class_name)(config).eval()
+            kind_of_model = getattr(transformers, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[kind])
+            is_there = attention != "sdpa" or kind_of_model._supports_sdpa
+            config._attn_implementation = attention if is_there else "eager"
+            config._experts_implementation = "eager"
+            model = kind_of_model(config).eval()
             model.to(torch.float32 if kind in SINGLE else torch.float64)
             with torch.no_grad():
                 _logits(model, torch.randint(3, VOCAB, (1, 5)))
@@ -408,25 +416,15 @@ def texts() -> Tensor:
     return torch.stack([first, second])
 
 
-def two_texts(model: Any) -> float:
+def error_of_sum(model: Any) -> float:
     """Return the relative error of the sum of a flow between two texts."""
-    return _error(model, *texts())
-
-
-def one_text(model: Any) -> float:
-    """Return the relative error of the sum of a flow on one text."""
-    return _error(model, texts()[0])
-
-
-def _error(model: Any, text: Tensor, against: Tensor | None = None) -> float:
     tokenizer: Any = DeepGrammar().tokenizer()
     token, minus = tokenizer.convert_ids_to_tokens([20, 30])
+    text, against = texts()
     with torch.no_grad():
-        logits = [_logits(model, ids[None])[0] for ids in (text, against) if ids is not None]
-    numbers = [float(row[20] - row[30]) for row in logits]
-    own = numbers[0] - (numbers[1] if len(numbers) == 2 else 0.0)
+        logits = [_logits(model, ids[None])[0] for ids in (text, against)]
+    first, second = (float(row[20] - row[30]) for row in logits)
     view = ResidualModel(model, tokenizer)
     through = flow(view, text, token, minus=minus, against=against, ablate=0)
-    starts = (through.embeddings, through.positions, through.biases, through.choices)
-    total = sum(float(part.sum()) for part in starts) + through.unembedding
-    return abs(total - own) / abs(own)
+    total = float(through.embeddings.sum() + through.choices.sum())
+    return abs(total - first + second) / abs(first - second)

@@ -1,7 +1,7 @@
 """A type of each kind by day, all types every night."""
 
 import pytest
-from experiments.families import NEEDS, counts, is_exact, measure
+from experiments.families import ATTENTIONS, NEEDS, counts, is_exact, measure
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from tests.nightly import nightly
@@ -21,14 +21,14 @@ def test_a_flow_is_exact_or_refused_by_name(kind):
     if row["not made"]:
         assert kind in NEEDS
         return
-    for way in ("two texts", "one text"):
+    for way in ATTENTIONS:
         assert is_exact(row[way]) or (kind not in KINDS and row[f"{way}: refused by"]), row
 
 
 def test_nan_is_not_exact_and_is_counted_as_off():
     row = {"type": "a", "class": "A", "not made": ""}
-    for way, error in (("two texts", float("nan")), ("one text", None)):
+    for way, error in (("eager", float("nan")), ("sdpa", None)):
         row |= {way: error, f"{way}: refused by": "softmax" if error is None else ""}
     counted = counts([row])
-    assert (counted["two texts: exact"], counted["two texts: off"]) == (0, 1)
-    assert (counted["one text: exact"], counted["one text: refused"]) == (0, 1)
+    assert (counted["eager: exact"], counted["eager: off"]) == (0, 1)
+    assert (counted["sdpa: exact"], counted["sdpa: refused"]) == (0, 1)

@@ -214,7 +214,7 @@ def test_an_answer_of_several_tokens_has_the_log_probability_of_all(name, questi
         assert case.ends == pytest.approx(ends, abs=1e-6)
         through = asked(flow, view, question)
         assert through.value == pytest.approx(ends[0] - ends[1], rel=1e-4)
-        starts = through.embeddings.sum() + through.positions.sum() + through.choices.sum()
+        starts = through.embeddings.sum() + through.choices.sum()
         assert float(starts) == pytest.approx(through.value, rel=1e-4)
         (found,) = circuit(view, [question]).circuits
         assert found.measured.change == pytest.approx(abs(case.change))

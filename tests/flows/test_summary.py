@@ -136,7 +136,7 @@ def test_the_page_begins_with_a_question_and_its_answer(summary, tmp_path):
     best = summary.next_tokens["next token"]
     assert in_words(summary.flow.question.token) == best[0]
     # Of two texts, between which no attention sink stands.
-    assert summary.flow.flow.two_texts
+    assert not summary.flow.question.is_neutral
     question = page.index("<h1>")
     answer = page.index("starts mostly at", question)
     loss = page.index(f"{summary.text_loss.loss:.3f} ± {summary.text_loss.error:.3f}")
@@ -157,7 +157,7 @@ def test_without_texts_it_is_a_sentence_that_the_model_answers(llama, tmp_path):
     assert "loss" not in str(summary.facts())
     write_report(tmp_path / "page.html", [summary], title="story")
     assert "no texts were named" in (tmp_path / "page.html").read_text()
-    assert read_summary(story, None, "She", against="He").flow.flow.two_texts
+    assert read_summary(story, None, "She", against="He").flow.question.against == "He"
     with pytest.raises(BilensError, match="no texts to take one from; give --prompt"):
         read_summary(llama)
 

@@ -22,7 +22,7 @@ from bilens.testing import check_family
 from bilens.transformer import ResidualModel
 from tests.command_line import ROOT
 from tests.flows.flows import leaves
-from tests.flows.own_runs import by_hand, lrp
+from tests.flows.own_runs import by_hand
 from tests.real.packages import GEMMA3, SMOLLM2, gguf_file
 
 pytestmark = [pytest.mark.models, pytest.mark.xdist_group("real models")]
@@ -54,17 +54,6 @@ def prompt(model: ResidualModel, number: int) -> tuple[torch.Tensor, TokenDirect
 
 @pytest.mark.parametrize("number", range(len(PROMPTS)))
 @pytest.mark.parametrize("package", MODELS)
-def test_leaves_add_up_to_the_logits(package, number):
-    model = opened(package)
-    ids, direction, (token, minus) = prompt(model, number)
-    logits = model.logits(ids[None])[0, -1].double()
-    expected = float(logits[token] - logits[minus])
-    flows = flow(model, ids, direction, ablate=0)
-    assert leaves(flows) == pytest.approx(expected, rel=1e-5)
-    assert flows.value == pytest.approx(expected, rel=1e-5)
-
-
-@pytest.mark.parametrize("package", MODELS)
 def test_a_flow_between_two_texts_adds_up(package):
     model = opened(package)
     ids, direction, (token, minus) = prompt(model, 0)
@@ -75,27 +64,15 @@ def test_a_flow_between_two_texts_adds_up(package):
     assert leaves(flows) == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.parametrize("two_texts", [True, False])
-def test_nodes_are_removed_together_as_by_own_hooks(two_texts):
+def test_nodes_are_removed_together_as_by_own_hooks():
     model = opened(SMOLLM2)
     ids, direction, (token, minus) = prompt(model, 0)
-    texts = [ids, prompt(model, 1)[0]][: 1 + two_texts]
-    flows = flow(model, ids, direction, against=texts[1] if two_texts else None, ablate=0)
+    texts = [ids, prompt(model, 1)[0]]
+    flows = flow(model, ids, direction, against=texts[1], ablate=0)
     nodes = [node for node in flows.nodes if node.kind in ("head", "mlp", "token")][:16]
     assert {node.kind for node in nodes} == {"head", "mlp", "token"}
     expected = by_hand(model, nodes, texts, lambda logits: logits[token] - logits[minus])
     assert remove(model, flows, nodes).actual == pytest.approx(expected, rel=1e-3)
-
-
-@pytest.mark.parametrize("package", MODELS)
-def test_a_flow_is_one_backward_pass_of_lrp(package):
-    model = opened(package)
-    ids, direction, (token, minus) = prompt(model, 0)
-    relevance, heads = lrp(model.model, ids, token, minus)
-    result = flow(model, ids, direction, ablate=0)
-    for actual, expected in ((result.embeddings, relevance), (result.heads.sum(-1), heads)):
-        size = float(expected.abs().max())
-        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4 * size)
 
 
 @pytest.mark.parametrize("package", MODELS)

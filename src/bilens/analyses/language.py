@@ -27,14 +27,14 @@ def flow(
     mean: bool = False,
     replace: str = "",
     target: Target = "logit",
-    through_patterns: bool = False,
     weights: str = "",
     shown: Count = 200,
     ablate: Annotated[int, Between(0)] = 20,
 ) -> Reading:
-    """Split a logit on a text, or its change between two, exactly over the parts of a model.
+    """Split the change of a logit between two texts exactly over the parts of a model.
 
-    With a second text nothing is frozen.
+    Without a second text it is the neutral one: all tokens but the first have the mean embedding of
+    the vocabulary.
 
         bilens flow runs/grammar --prompt "then ben ate" --token rice --minus soup
         bilens flow model.gguf --prompt "The keys to the cabinet" --token " are" --replace keys=key
@@ -52,13 +52,12 @@ def flow(
         mean: The second run has the mean embedding at each position, of the texts or else of the
             vocabulary.
         replace: Words of the prompt and their replacements in a second text, as keys=key,was=is.
-        target: The logit, or between two texts the log-probability or the probability.
-        through_patterns: Split patterns of bilinear and squared attention too.
+        target: The logit, the log-probability or the probability.
         weights: Addresses of parts to open to their weights, separated by commas, such as mlp.0@2:
             eigenvectors of an MLP, pairs of tokens of a head.
         shown: Number of the strongest nodes that pages and JSON have.
-        ablate: Measure and name this many of the strongest nodes: each is removed from the running
-            model, between two texts its change is exchanged, in both directions.
+        ablate: Measure and name this many of the strongest nodes: the change of each is exchanged
+            in the running model, in both directions.
     """
     from bilens.data.corpus import first_texts
     from bilens.flows.question import Question, likely_answer, second_run
@@ -78,7 +77,6 @@ def flow(
         model,
         Question(prompt, answer, others, second, target=target),
         other,
-        through_patterns=through_patterns,
         weights=token_list(weights),
         shown=shown,
         ablate=ablate,

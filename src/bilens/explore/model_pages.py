@@ -104,10 +104,9 @@ class ModelPages:
         result = remove(self.model, flow, chosen)
         shown = flow.value, flow.value + result.actual, result.actual, result.predicted
         before, after, change, predicted = (signed(x, "#.3g") for x in shown)
-        quantity = "The change between the runs" if flow.two_texts else "The logit"
         return (
-            f"{quantity} is {before}, and {after} without {result.part}: a change of {change}. "
-            f"The flow through them predicts {predicted}."
+            f"The change between the runs is {before}, and {after} without {result.part}: a change "
+            f"of {change}. The flow through them predicts {predicted}."
         )
 
     def _asked(self, name: str, query: Query) -> Reading:

@@ -30,7 +30,7 @@ class Ablation(Reading):
 
     Attributes:
         predicted: the change by the flow through the part.
-        actual: the change when the model runs so; between two texts the mean of both directions.
+        actual: the change when the model runs so, the mean of both directions.
         part: name of the part.
         kind: kind of the part, as nodes have it.
         raises: next tokens that are more likely with the part than without it, the most first.
@@ -64,20 +64,20 @@ def measure(
 ) -> list[Ablation]:
     """Run a model without each of some nodes of a flow, or with their output scaled.
 
-    Everything after a node runs as the model does, so that norms, patterns and gates may change. On
-    one text the output of a node is removed: what a head moves from one position to another, the
-    output of an MLP at its position, or the vector of a token or position. Between two texts each
-    text has the node's output, or choice, of the other one; the effect is the mean of both.
+    Everything after a node runs as the model does, so that norms, patterns and gates may change.
+    Each text has the node's output, or choice, of the other one: what a head moves from one
+    position to another, the output of an MLP at its position, or the vector of a token. The effect
+    is the mean of both.
 
     Args:
         model: that of the flow.
-        flow: on one text or between two.
+        flow: its flow.
         nodes: nodes of the flow.
-        scale: share of the output, or of its change, that stays.
+        scale: share of the change that stays.
         tokens: most tokens that a part is said to raise, and to lower.
 
     Raises:
-        BilensError: a node is the logit or a bias, or a choice is scaled.
+        BilensError: a node is the logit, or a choice is scaled.
     """
     if scale and any(node.kind == "choice" for node in nodes):
         raise BilensError(f"scale={scale} of a choice, which is exchanged as a whole; leave it out")
@@ -94,12 +94,11 @@ def measure(
     return results
 
 
-def measurable(model: ResidualModel, flow: Flow) -> list[Node]:
-    """Return the nodes of a flow that can be removed from any run of the model."""
-    # The vectors of positions are a module of their own in known families only.
-    known = model.places.modules is not None
-    kinds = {"head", "mlp", "token", *(["position"] if known else [])}
-    return [node for node in flow.nodes if node.kind in kinds]
+def measurable(flow: Flow) -> list[Node]:
+    """Return the nodes of a flow that can be exchanged in any run of the model."""
+    if flow.changes_stream:
+        return []
+    return [node for node in flow.nodes if node.kind in ("head", "mlp", "token")]
 
 
 def name_by_measurement(model: ResidualModel, flow: Flow, nodes: Sequence[Node]) -> Flow:
@@ -129,11 +128,11 @@ def remove(model: ResidualModel, flow: Flow, nodes: Sequence[Node]) -> Ablation:
     """Run the model without some nodes, all at once in one run, as `measure` does without each.
 
     A node is not changed a second time by those before it: whatever they do to it, it has its
-    output of the other text, or none on one text. The predicted change is the flow that leaves the
+    output of the other text. The predicted change is the flow that leaves the
     group: what its nodes send to each other counts once.
 
     Raises:
-        BilensError: nodes is empty, or a node is the logit or a bias.
+        BilensError: nodes is empty, or a node is the logit.
     """
     nodes = list({node.place: node for node in nodes}.values())
     if not nodes:
@@ -169,9 +168,8 @@ def without_output(
         return of_text.changed(sets, kept=mlp.position or 0)[:, 0]
 
     texts = _both(model, flow)
-    first, *second = (texts.some([row]) for row in range(len(texts.ids)))
-    runs = [(first.stream, without(first, -1))]
-    runs += [(without(of_text, 1), of_text.stream) for of_text in second]
+    first, second = (texts.some([row]) for row in range(2))
+    runs = [(first.stream, without(first, -1)), (without(second, 1), second.stream)]
     return _changes(Score(model, flow.fitted), runs)
 
 
@@ -186,29 +184,25 @@ def _run_without(
 ) -> list[Runs]:
     """Return both texts' last streams with all parts, and without those of each group.
 
-    In the run of the second text parts have their values of the first, in place of being removed.
+    Each text has the values of the other one for them.
     """
     texts = _both(model, flow)
-    other = texts.some([1, 0]) if flow.two_texts else texts
+    other = texts.some([1, 0])
     # What is no part of one position differs nowhere before the first token that differs.
-    start = first_change((texts, other)) if flow.two_texts else 0
+    start = first_change((texts, other))
     sets, kept = [], []
     for group in groups:
-        of_parts = [exchanged(part, other, float(flow.two_texts)) for part in group]
+        of_parts = [exchanged(part, other) for part in group]
         changes = chain.from_iterable(of_parts)
         sets.append([(site, _in_part(function, scale)) for site, function in changes])
         kept.append(min(start if x.position is None else x.position for x in group))
     changed, own = texts.changed(sets, kept=kept), texts.stream[:, None]
-    if not flow.two_texts:
-        return [(own[0], changed[:, 0])]
     return [(own[0], changed[:, 0]), (changed[:, 1], own[1])]
 
 
 def _both(model: ResidualModel, flow: Flow) -> Pass:
-    """Return the pass of both texts of a flow side by side, or of its one text."""
+    """Return the pass of both texts of a flow side by side."""
     flow.check_model(model)
-    if not flow.two_texts:
-        return Pass.of(model, flow.ids[None], parts=True)
     ids = torch.stack(flow.fitted.rows)
     rows = model.places.rows(ids)
     if flow.fitted.embeddings is not None:
@@ -230,9 +224,9 @@ def _parts(flow: Flow, nodes: Sequence[Node]) -> list[Part]:
     """Return the parts of the model that nodes are, and that can be removed."""
     flow.check_nodes(nodes)
     for node in nodes:
-        if not node.is_removable or (node.kind == "choice" and not flow.two_texts):
+        if not node.is_removable:
             raise BilensError(
                 f"{node.name(flow.tokens)} is no part that can be removed; expected heads, MLPs, "
-                "tokens, positions, or choices between two texts"
+                "tokens or choices"
             )
     return [node.where for node in nodes]

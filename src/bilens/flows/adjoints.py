@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from bilens.errors import BilensError
 from bilens.flows.modules import Hook, module_hooks
-from bilens.flows.nodes import NodeKind, Sublayer
-from bilens.flows.rules import RELEVANCE, SECANTS, Leaf, Rule, Rules
+from bilens.flows.rules import Leaf, Rules, make_leaf
+from bilens.flows.secants import UnknownOperationError
 from bilens.hooks import hooked
 from bilens.transformer.experts import ExpertCall
 from bilens.transformer.mixing import Mix
@@ -36,7 +36,7 @@ class GraphCut:
     @classmethod
     def of(cls, value: Tensor) -> "GraphCut":
         """Cut the graph at an activation."""
-        return cls(value, value.detach().requires_grad_())
+        return cls(value, make_leaf(value))
 
 
 @dataclass(eq=False)
@@ -54,7 +54,6 @@ class LayerGraph:
     mixes: list[Mix] = field(default_factory=list)
     experts: tuple[ExpertCall, Tensor] | None = None  # the call of the MLP's experts, its output
     leaves: list[Leaf] = field(default_factory=list)
-    of_attention: int = 0  # the first leaves, before the output of the MLP
     after: Tensor = field(init=False)  # the stream after the layer, in the graph
     of_heads: Float[Tensor, "texts time width"] | None = None
     of_mlp: Float[Tensor, "texts time d_model"] | None = None
@@ -66,18 +65,14 @@ class LayerGraph:
         """What the heads mixed, if it is all that the attention's last map reads."""
         if (heads := self.heads) is None:
             return None
-        return next((mix for mix in self.mixes if mix.is_all_of(heads.leaf)), None)
+        # Sources are positions of the text only where there are as many.
+        mixes = (mix for mix in self.mixes if mix.values.shape[2] == mix.output.shape[2])
+        return next((mix for mix in mixes if mix.is_all_of(heads.leaf)), None)
 
     @property
     def inside(self) -> list[Tensor]:
         """Where the graph starts inside the layer: at what was cut, and at leaves."""
         return [*(cut.leaf for cut in self.cuts), *(leaf.value for leaf in self.leaves)]
-
-    def start(self, number: int) -> tuple[NodeKind, Sublayer | None]:
-        """Return the kind of the node that a leaf belongs to, and its part of the layer."""
-        if self.leaves[number].kind == "choice":
-            return "choice", None
-        return "bias", "attention" if number < self.of_attention else "mlp"
 
     def of_experts(self, of_mlp: Tensor) -> Tensor:
         """Return the adjoint at the output of the experts, given that at the output of the MLP."""
@@ -104,8 +99,6 @@ class Adjoints:
         ids: all texts: the first texts of some questions, then as many second texts.
         score: the number.
         positions: number of the last positions that it reads.
-        two_texts: whether each question has a second text.
-        table: rules; by default secants between two texts, and relevance on one.
         keep: keep the graphs of all layers; else each layer runs again when it is its turn.
 
     Attributes:
@@ -113,6 +106,7 @@ class Adjoints:
         logits: the model's own, after the last token.
         embedding: the embeddings of the tokens.
         calls: arguments of each layer, where graphs are not kept.
+        changes_stream: whether the model changes the stream between its layers.
     """
 
     def __init__(
@@ -122,32 +116,29 @@ class Adjoints:
         score: Score,
         *,
         positions: int = 1,
-        two_texts: bool,
-        table: dict[str, Rule] | None = None,
         keep: bool = True,
     ) -> None:
-        self.places, self.ids, self.two_texts, self.keep = places, ids, two_texts, keep
-        self.table = table or (SECANTS if two_texts else RELEVANCE)
-        self.questions = len(ids) // 2 if two_texts else len(ids)
+        self.places, self.ids, self.keep = places, ids, keep
+        self.questions = len(ids) // 2
         self.graphs: list[LayerGraph] = []
         self.calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
         self.first_leaves: list[Leaf] = []
         self.known: list[tuple[int, LayerGraph]] = []
+        self.changes_stream, self._left = False, None
         self._run(ids, positions)
-        with places.context(), torch.enable_grad(), Rules(self.table, len(ids)) as rules:
+        with places.context(), torch.enable_grad(), Rules(len(ids)):
             numbers = score(self.last.leaf)
-        self.numbers, self.last_leaves = numbers.detach(), rules.leaves
+        self.numbers = numbers.detach()
         ones = torch.ones_like(self.numbers[: self.questions])
-        inputs = [self.last.leaf, *(leaf.value for leaf in self.last_leaves)]
-        of_last, *self.of_last_leaves = gradients(numbers, inputs, self.paired(ones))
+        (of_last,) = gradients(numbers, [self.last.leaf], torch.cat([ones, -ones]))
         # A number that no stream changes, as along a vector of zeros.
         self.of_last = torch.zeros_like(self.last.leaf) if of_last is None else of_last
         self.of_first: list[Tensor | None] = [None] * len(self.first)
 
     def change(self, x: Float[Tensor, "texts *shape"]) -> Float[Tensor, "questions *shape"]:
-        """Return the change of an activation between the texts; on one text the activation."""
+        """Return the change of an activation between the texts."""
         x = x.detach()
-        return x[: self.questions] - x[self.questions :] if self.two_texts else x
+        return x[: self.questions] - x[self.questions :]
 
     def of_question(self, row: int, w: Float[Tensor, "texts *shape"]) -> Tensor:
         """Return adjoints of the texts of one question, 0 for those of others."""
@@ -155,27 +146,23 @@ class Adjoints:
         only[row :: self.questions] = w[row :: self.questions]
         return only
 
-    def paired(self, w: Float[Tensor, "questions *shape"]) -> Float[Tensor, "texts *shape"]:
-        """Return the adjoints of all texts, given those of the first."""
-        return torch.cat([w, -w]) if self.two_texts else w
-
     # The pass.
 
     def _run(self, ids: Tensor, positions: int) -> None:
-        places, rules = self.places, Rules(self.table, len(self.ids))
+        places, rules = self.places, Rules(len(self.ids))
 
         def embed(_: Any, __: Any, ___: Any, output: Tensor) -> Tensor:
             self.embedding = GraphCut.of(output)
             return self.embedding.leaf.clone()
 
         def start(_: Any, __: Any, ___: Any, output: Tensor) -> Tensor:
-            leaf = output.detach().requires_grad_()
+            leaf = make_leaf(output)
             rules.leaves.append(Leaf("token", leaf))
             return leaf.clone()
 
         def enter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             self._take(rules)
-            graph = LayerGraph(GraphCut.of(first_input(args, kwargs)))
+            graph = LayerGraph(GraphCut.of(self._read(first_input(args, kwargs))))
             self.graphs.append(graph)
             if not self.keep:
                 self.calls.append((args, kwargs))
@@ -184,8 +171,11 @@ class Adjoints:
 
         def leave(_: nn.Module, __: Any, ___: Any, output: Any) -> Any:
             rules.paused = False
-            self.graphs[-1].out = cut = GraphCut.of(first_output(output))
-            leaf = cut.leaf.clone()
+            self._left = first_output(output)
+            if self.keep:
+                return None
+            self.graphs[-1].out = cut = GraphCut.of(self._left)
+            self._left = leaf = cut.leaf.clone()
             several = isinstance(output, (tuple, list))
             return type(output)((leaf, *output[1:])) if several else leaf
 
@@ -193,17 +183,16 @@ class Adjoints:
             if len(self.graphs) < len(places.layers):
                 return  # an earlier call of the same module
             self._take(rules)
-            self.last = GraphCut.of(first_input(args, kwargs))
+            self.last = GraphCut.of(self._read(first_input(args, kwargs)))
             # The logits are only compared with the score.
             rules.paused = True
 
         before: list[Hook] = [(layer.module, enter) for layer in places.layers]
         before.append((places.last, finish))
         after: list[Hook] = [(places.embed, embed), *((table, start) for table in places.tables)]
-        if not self.keep:
-            after += [(layer.module, leave) for layer in places.layers]
+        after += [(layer.module, leave) for layer in places.layers]
         for layer in places.layers if self.keep else ():
-            cutting = self._cutting(layer, rules)
+            cutting = self._cutting(layer)
             before += cutting[0]
             after += cutting[1]
         own = module_hooks(places.model, lambda: rules)
@@ -216,6 +205,14 @@ class Adjoints:
                 "once; a flow needs a model that runs its layers in their order"
             )
 
+    def _read(self, stream: Tensor) -> Tensor:
+        """Return a stream that is read; note whether the layer before has left another one."""
+        left, self._left = self._left, None
+        if left is not None and stream is not left:
+            # Only the last positions may go on to the logits.
+            self.changes_stream |= not torch.equal(stream, left[:, -stream.shape[1] :])
+        return stream
+
     def _take(self, rules: Rules) -> None:
         if self.graphs:
             self.graphs[-1].take(rules)
@@ -224,7 +221,7 @@ class Adjoints:
             rules.leaves, rules.mixes = [], []
 
     def _cutting(
-        self, layer: LayerPlaces, rules: Rules, graph: LayerGraph | None = None
+        self, layer: LayerPlaces, graph: LayerGraph | None = None
     ) -> tuple[list[Hook], list[Hook]]:
         """Return the hooks that cut the graph at a layer's mixed values and its MLP's output."""
 
@@ -233,29 +230,18 @@ class Adjoints:
 
         def cut_heads(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             of_layer = current()
-            of_layer.heads, x = self._cut(args[0], rules, of_layer)
+            of_layer.heads, x = _cut(args[0], len(self.ids), of_layer)
             return (x, *args[1:]), kwargs
 
         def cut_mlp(_: nn.Module, __: Any, ___: Any, output: Any) -> Any:
             of_layer = current()
-            of_layer.take(rules)
-            of_layer.of_attention = len(of_layer.leaves)
             value, *others = output if isinstance(output, tuple) else (output,)
-            of_layer.mlp, x = self._cut(value, rules, of_layer)
+            of_layer.mlp, x = _cut(value, len(self.ids), of_layer)
             return (x, *others) if isinstance(output, tuple) else x
 
         before: list[Hook] = [] if layer.heads is None else [(layer.heads, cut_heads)]
         after: list[Hook] = [] if layer.mlp is None else [(layer.mlp, cut_mlp)]
         return before, after
-
-    def _cut(self, x: Tensor, rules: Rules, layer: LayerGraph) -> tuple[GraphCut, Tensor]:
-        """Return a cut with axes of texts and tokens, which may be one axis of the activation."""
-        if not (x.requires_grad or self.two_texts):
-            # Held fixed on this text, as after an exponential.
-            x = rules.constant(x, x)
-        cut = GraphCut.of(x.reshape(len(self.ids), -1, x.shape[-1]))
-        layer.cuts.append(cut)
-        return cut, cut.leaf.clone().reshape(x.shape)
 
     def graph(self, layer: int) -> LayerGraph:
         """Return the graph of a layer, which runs again if it was not kept."""
@@ -263,9 +249,9 @@ class Adjoints:
             self.graphs[layer].after = self.above(layer).value
             return self.graphs[layer]
         args, kwargs = self.calls[layer]
-        graph, rules = LayerGraph(self.graphs[layer].stream), Rules(self.table, len(self.ids))
+        graph, rules = LayerGraph(self.graphs[layer].stream), Rules(len(self.ids))
         place = self.places.layers[layer]
-        own, cuts = module_hooks(place.module, lambda: rules), self._cutting(place, rules, graph)
+        own, cuts = module_hooks(place.module, lambda: rules), self._cutting(place, graph)
         hooks = hooked([*cuts[0], *own[0]], [*own[1], *cuts[1]])
         with hooks, self.places.context(), torch.enable_grad(), rules:
             args, kwargs = with_input(graph.stream.leaf.clone(), args, kwargs)
@@ -284,7 +270,7 @@ class Adjoints:
 
     @property
     def first(self) -> list[Tensor]:
-        """The embeddings of the tokens, and constants that are added to them."""
+        """The embeddings of the tokens, and those of further tables."""
         return [self.embedding.leaf, *(leaf.value for leaf in self.first_leaves)]
 
     def above(self, layer: int) -> GraphCut:
@@ -374,18 +360,28 @@ class Sums:
         return self.adjoints.pop(id(x), None)
 
 
+def _cut(x: Tensor, texts: int, layer: LayerGraph) -> tuple[GraphCut, Tensor]:
+    """Return a cut with axes of texts and tokens, which may be one axis of the activation."""
+    cut = GraphCut.of(x.reshape(texts, -1, x.shape[-1]))
+    layer.cuts.append(cut)
+    return cut, cut.leaf.clone().reshape(x.shape)
+
+
 def gradients(value: Tensor, inputs: Sequence[Tensor], adjoint: Tensor) -> list[Tensor | None]:
     """Pull an adjoint back to some inputs; None for those that the value does not read."""
     if not value.requires_grad:
         return [None] * len(inputs)
-    found = torch.autograd.grad(value, inputs, adjoint, retain_graph=True, allow_unused=True)
+    try:
+        found = torch.autograd.grad(value, inputs, adjoint, retain_graph=True, allow_unused=True)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        raise UnknownOperationError(f"no adjoint passes the model: {error}") from None
     return list(found)
 
 
 def start_flows(adjoints: Adjoints, leaf: Tensor, w: Tensor) -> Float[Tensor, " questions"]:
-    """Return the flow that starts at a leaf for each question: w . d of a choice or w . c."""
-    if not adjoints.two_texts:
-        return (w * leaf.detach()).sum()[None]
+    """Return the flow that starts at a leaf for each question, w . d of what was chosen."""
     # Models fold further axes into that of texts.
     size = len(leaf) // len(adjoints.ids)
     change = adjoints.change(leaf.unflatten(0, (-1, size)))
@@ -393,26 +389,16 @@ def start_flows(adjoints: Adjoints, leaf: Tensor, w: Tensor) -> Float[Tensor, " 
     return (w * change).flatten(1).sum(1)
 
 
-def first_flows(
+def token_flows(
     adjoints: Adjoints, of_first: Sequence[Tensor | None]
-) -> tuple[Float[Tensor, "questions time"], Float[Tensor, "questions time"]]:
-    """Return the flows from before the first layer: of tokens and of constants, by position."""
-    time = adjoints.ids.shape[1]
-    of_tokens, of_constants = adjoints.embedding.leaf.new_zeros(2, adjoints.questions, time)
+) -> Float[Tensor, "questions time"]:
+    """Return the flows of tokens, from before the first layer."""
+    flows = adjoints.embedding.leaf.new_zeros(adjoints.questions, adjoints.ids.shape[1])
     starts = [Leaf("token", adjoints.embedding.value), *adjoints.first_leaves]
     for (kind, value), w in zip(starts, of_first, strict=True):
-        if w is None:
-            continue
-        if kind == "token":
-            terms = w[: adjoints.questions] * adjoints.change(value)
-            of_tokens += terms.flatten(2).sum(-1)
-        elif not adjoints.two_texts:
-            rows = (w * value.detach()).sum(-1)
-            if rows.shape[-1:] == (time,):
-                of_constants += rows.reshape(-1, time).sum(0)
-            else:
-                of_constants += rows.sum() / time
-    return of_tokens, of_constants
+        if w is not None and kind == "token":
+            flows += (w[: adjoints.questions] * adjoints.change(value)).flatten(2).sum(-1)
+    return flows
 
 
 def _return_freed() -> None:

@@ -1,13 +1,13 @@
 """Edges of a flow: how much goes from one node to another, through no other part."""
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from bilens.flows.adjoints import Adjoints, LayerGraph, Sums, first_flows, gradients, start_flows
-from bilens.flows.nodes import Node, NodeKind, Sublayer
+from bilens.flows.adjoints import Adjoints, LayerGraph, Sums, gradients, start_flows, token_flows
+from bilens.flows.nodes import Node
 
 
 class Edges:
@@ -19,10 +19,8 @@ class Edges:
         row: int,
         nodes: Sequence[Node],
         at: Callable[[Node, LayerGraph, Adjoints], tuple[Tensor, Tensor]],
-        unembedding: float,
     ) -> None:
-        self.adjoints, self.row, self.nodes = adjoints, row, nodes
-        self.at, self.unembedding = at, unembedding
+        self.adjoints, self.row, self.nodes, self.at = adjoints, row, nodes, at
         self.edges = torch.zeros(len(nodes), len(nodes), dtype=torch.float64, device="cpu")
         # Adjoints of the number that each node has already met: at streams and embeddings.
         self.reading: dict[int, Sums] = {}
@@ -57,8 +55,8 @@ class Edges:
             self.changes[i] = adjoints.change(value)[self.row]
         cuts = [(graph.heads, shown["head"]), (graph.mlp, [*shown["mlp"], *shown["expert"]])]
         parts = [(cut.leaf, members) for cut, members in cuts if cut and members]
-        starts = self._starts(graph, [*shown["choice"], *shown["bias"]])
-        inputs = [*earlier, *(leaf for leaf, _ in parts), *(leaf for leaf, _ in starts)]
+        starts = [leaf.value for leaf in graph.leaves] if shown["choice"] else []
+        inputs = [*earlier, *(leaf for leaf, _ in parts), *starts]
 
         def read(reader: int, value: Tensor, w: Tensor) -> None:
             """Pull an adjoint back to what was there before, and note the edges."""
@@ -66,17 +64,15 @@ class Edges:
             self.reading[reader].add_all(earlier, found)
             for (_, members), of_part in zip(parts, found[len(earlier) :], strict=False):
                 self._to_parts(reader, members, of_part, graph)
-            for (leaf, start), of_start in zip(
-                starts, found[len(earlier) + len(parts) :], strict=True
-            ):
-                self._to_start(reader, start, leaf, of_start)
+            for leaf, of_start in zip(starts, found[len(earlier) + len(parts) :], strict=True):
+                self._to_choice(reader, shown["choice"][0], leaf, of_start)
 
         for reader, sums in self.reading.items():
             # What a later layer has read of this one beside the stream.
             for leaf, members in parts:
                 self._to_parts(reader, members, sums.pop(leaf), graph)
-            for leaf, start in starts:
-                self._to_start(reader, start, leaf, sums.pop(leaf))
+            for leaf in starts:
+                self._to_choice(reader, shown["choice"][0], leaf, sums.pop(leaf))
             w = adjoints.arriving(number, sums)
             if w is not None and graph.passes and len(inputs) == len(earlier):
                 sums.add(graph.stream.leaf, w)
@@ -85,14 +81,6 @@ class Edges:
         for reader, (value, w) in outputs.items():
             self.reading[reader] = Sums()
             read(reader, value, w)
-
-    def _starts(self, graph: LayerGraph, numbers: Sequence[int]) -> list[tuple[Tensor, int]]:
-        """Return what a layer chose, and its biases, each with the node that it belongs to."""
-        nodes: dict[tuple[NodeKind, Sublayer | None], int] = {}
-        for i in numbers:
-            nodes[self.nodes[i].kind, self.nodes[i].part] = i
-        starts = [(leaf.value, nodes.get(graph.start(i))) for i, leaf in enumerate(graph.leaves)]
-        return [(leaf, number) for leaf, number in starts if number is not None]
 
     def _to_parts(
         self, reader: int, numbers: Sequence[int], w: Tensor | None, graph: LayerGraph
@@ -107,30 +95,23 @@ class Edges:
             row = at[self.row, node.position, first : first + len(change)]
             self.edges[reader, number] += float(row @ change)
 
-    def _to_start(self, reader: int, number: int, leaf: Tensor, w: Tensor | None) -> None:
-        """Note the edge to a choice or a bias."""
+    def _to_choice(self, reader: int, number: int, leaf: Tensor, w: Tensor | None) -> None:
+        """Note the edge to a choice."""
         if w is not None:
             self.edges[reader, number] += float(start_flows(self.adjoints, leaf, w)[self.row])
 
     def _embeddings(self) -> None:
         adjoints, q = self.adjoints, self.row
         stream, first = adjoints.graphs[0].stream, adjoints.first
-        nodes: dict[tuple[object, ...], int] = {}
-        for i in self.in_layer[None]:
-            nodes[self.nodes[i].kind, self.nodes[i].position] = i
+        nodes = {self.nodes[i].position: i for i in self.in_layer[None] if self._is_token(i)}
         for reader, sums in self.reading.items():
             w = sums.pop(stream.leaf)
             if w is not None:
                 sums.add_all(first, gradients(stream.value, first, w))
-            of_tokens, of_constants = first_flows(adjoints, [sums.get(x) for x in first])
-            self._to_rows(reader, "token", of_tokens[q], nodes)
-            self._to_rows(reader, "position", of_constants[q], nodes)
-            if self.nodes[reader].kind == "output" and ("bias", None) in nodes:
-                self.edges[reader, nodes["bias", None]] = self.unembedding
+            flows = token_flows(adjoints, [sums.get(x) for x in first])[q]
+            for position, through in enumerate(flows.tolist()):
+                if position in nodes:
+                    self.edges[reader, nodes[position]] += through
 
-    def _to_rows(
-        self, reader: int, kind: str, flows: Tensor, nodes: Mapping[tuple[object, ...], int]
-    ) -> None:
-        for position, through in enumerate(flows.tolist()):
-            if (kind, position) in nodes:
-                self.edges[reader, nodes[kind, position]] += through
+    def _is_token(self, number: int) -> bool:
+        return self.nodes[number].kind == "token"

@@ -20,6 +20,9 @@ from bilens.tensor.factors import wide_device
 from bilens.transformer import ResidualModel
 from bilens.transformer.passes import Pass
 
+ROWS = 8192
+"""Embeddings of the vocabulary that are in memory at once."""
+
 
 @dataclass(frozen=True, eq=False)
 class Fitted:
@@ -168,7 +171,9 @@ def _second_run(
             return corrupt, None
         _check_length(model, whole, corrupt)
         return corrupt[: len(clean)], None
-    if isinstance(against, Tensor):
+    if question.is_neutral:
+        rows = _neutral(model, whole)
+    elif isinstance(against, Tensor):
         rows = _embeddings(model, whole, against)
     elif against:
         texts = [second_ids(model, text) for text in against]
@@ -186,6 +191,22 @@ def second_ids(model: ResidualModel, against: str | Tensor) -> Int[Tensor, " tim
         return model.ids(against)
     except BilensError as error:
         raise BilensError(f"against: {error}") from None
+
+
+@torch.no_grad()
+def _neutral(model: ResidualModel, ids: Tensor) -> Float[Tensor, "time d_model"]:
+    """Return the embeddings of the neutral text in place of a text."""
+    if len(ids) == 1:
+        raise BilensError(
+            "text has one token, and the neutral text differs from the second token on; give "
+            "against, another text"
+        )
+    total = torch.zeros(model.d_model, device=model.device, dtype=model.places.dtype)
+    for numbers in torch.arange(model.vocab_size, device=model.device).split(ROWS):
+        total += model.places.rows(numbers).sum(0)
+    rows = model.places.rows(ids).clone()
+    rows[1:] = total / model.vocab_size
+    return rows
 
 
 def _embeddings(model: ResidualModel, ids: Tensor, against: Tensor) -> Tensor:

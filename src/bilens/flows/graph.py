@@ -1,4 +1,4 @@
-"""A flow: an exact split of a logit, or of its change between two texts, over a model's parts."""
+"""A flow: an exact split of the change of a logit between two texts, over a model's parts."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -48,10 +48,10 @@ class Pairs:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Flow(Reading):
-    """An exact split of a logit, or of its change between two texts.
+    """An exact split of the change of a logit between two texts.
 
-    The flow of a part is w . d, where d is its output, or the change of it, and w the adjoint of
-    the number there. The flows of embeddings, positions, biases and choices add up to the number.
+    The flow of a part is w . d, where d is the change of its output and w the adjoint of the number
+    there. The flows of embeddings and choices add up to the change of the number.
 
     Attributes:
         question: what is asked.
@@ -62,14 +62,11 @@ class Flow(Reading):
         heads: flow of each head at each position, through all sources.
         mlps: flow of each MLP at each position.
         embeddings: flow of each token.
-        positions: flow of the vector of each position, on one text.
-        biases: flow of the biases of each layer's attention and MLP, on one text.
-        unembedding: flow of the biases after the last layer.
         choices: flow of what each layer chose, such as experts.
         pairs: of each layer, the flows of heads by source; None where heads have no pattern.
         absolute: sum of |flow| over all parts, heads by source.
         streams: the stream after the last layer, in each run.
-        frozen: what is held fixed at its value on this text; nothing between two texts.
+        changes_stream: whether the model changes the stream between its layers.
         origin: the pass that it was read from.
         row: the row of its text in this pass.
         named: nodes with measured effects and names.
@@ -79,18 +76,15 @@ class Flow(Reading):
     fitted: Fitted
     ids: Int[Tensor, " time"]
     tokens: tuple[str, ...]
-    values: tuple[float, ...]
+    values: tuple[float, float]
     heads: Float[Tensor, "layers heads time"]
     mlps: Float[Tensor, "layers time"]
     embeddings: Float[Tensor, " time"]
-    positions: Float[Tensor, " time"]
-    biases: Float[Tensor, "layers 2"]
-    unembedding: float
     choices: Float[Tensor, " layers"]
     pairs: tuple[Pairs | None, ...]
     absolute: float
     streams: Float[Tensor, "runs time d_model"]
-    frozen: tuple[str, ...]
+    changes_stream: bool
     origin: Origin
     row: int
     named: tuple[Node, ...] = ()
@@ -100,13 +94,8 @@ class Flow(Reading):
 
     @property
     def value(self) -> float:
-        """The number, or its change between two texts."""
-        return self.values[0] - self.values[1] if self.two_texts else self.values[0]
-
-    @property
-    def two_texts(self) -> bool:
-        """True if it is a change between two texts."""
-        return len(self.values) == 2
+        """The change of the number between the texts."""
+        return self.values[0] - self.values[1]
 
     @property
     def n_layers(self) -> int:
@@ -152,7 +141,6 @@ class Flow(Reading):
             arrays.append((kind, flows[tuple(index.T)].cpu(), places))
 
         add("token", self.embeddings, 2)
-        add("position", self.positions, 2)
         add("mlp", self.mlps, 0, 2)
         add("choice", self.choices, 0)
         for layer, pairs in enumerate(self.pairs):
@@ -172,7 +160,7 @@ class Flow(Reading):
         return self.nodes_above(LEAST)
 
     def nodes_above(self, share: float) -> tuple[Node, ...]:
-        """Return tokens and biases, and all parts with at least a share of the absolute flow."""
+        """Return tokens, and all parts with at least a share of the absolute flow."""
         nodes = []
         for kind, flows, places in self._arrays:
             strong = (flows.abs() >= share * self.absolute) & (flows != 0)
@@ -183,12 +171,6 @@ class Flow(Reading):
                 layer, number, position, source = (None if x < 0 else x for x in place)
                 part = SUBLAYERS.get(kind)
                 nodes.append(Node(kind, through, layer, part, position, source, number))
-        for layer, both in enumerate(self.biases.tolist()):
-            for part, through in zip(SUBLAYERS.values(), both, strict=True):
-                if through:
-                    nodes.append(Node("bias", through, layer, part))
-        if self.unembedding:
-            nodes.append(Node("bias", self.unembedding))
         named = {node.place: node for node in self.named}
         nodes = [named.get(node.place, node) for node in nodes]
         return tuple(sorted(nodes, key=lambda node: -abs(node.flow)))
@@ -317,7 +299,7 @@ class Flow(Reading):
         if node.kind == "expert":
             assert layer.experts is not None
             w = layer.of_experts(adjoints.of_question(self.row, w))
-            with torch.enable_grad(), Rules(adjoints.table, len(adjoints.ids)):
+            with torch.enable_grad(), Rules(len(adjoints.ids)):
                 term = layer.experts[0].term(number).reshape(w.shape)
                 return term[:, position], w[:, position]
         w = adjoints.of_question(self.row, w[:, position, columns])
@@ -325,7 +307,7 @@ class Flow(Reading):
             if is_mlp or node.source is None:
                 return cut.value[:, position, columns], w
             assert layer.mix is not None
-            with Rules(adjoints.table, len(adjoints.ids)):
+            with Rules(len(adjoints.ids)):
                 return layer.mix.term(number, position, node.source), w
 
     def edges(self, nodes: Sequence[Node]) -> Float[Tensor, "n n"]:
@@ -334,7 +316,7 @@ class Flow(Reading):
         It passes through no other part. At every node the inflow from all parts below is its flow.
         """
         self.check_nodes(nodes)
-        return Edges(self.adjoints, self.row, nodes, self.at, self.unembedding).all()
+        return Edges(self.adjoints, self.row, nodes, self.at).all()
 
     # What is shown.
 
@@ -431,7 +413,7 @@ class FlowGraph(Reading):
     def share_of_logit(self) -> float:
         """Share of the logit on paths whose nodes are all among these.
 
-        The sum over all paths from tokens, positions and biases to the logit whose nodes are all
+        The sum over all paths from tokens and choices to the logit whose nodes are all
         here, over the logit. What a node sends up is shared out in proportion to what flows in. As
         flows have signs, it may be above 1 or below 0.
         """

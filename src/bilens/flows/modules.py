@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from bilens.errors import BilensError
-from bilens.flows.rules import SECANTS, Rules, UnknownOperationError, activation, is_live
+from bilens.flows.rules import Rules, activation, is_live, values_of
+from bilens.flows.secants import UnknownOperationError
 from bilens.transformer.experts import ExpertCall, expert_count, is_experts
 from bilens.transformer.running import first_input
 
@@ -29,7 +30,7 @@ def module_hooks(model: nn.Module, rules: Callable[[], Rules]) -> tuple[list[Hoo
     after: list[Hook] = []
     for module in model.modules():
         if _is_activation(module):
-            after.append((module, _activated(rules)))
+            after.append((module, _activated))
         elif is_experts(module):
             hide, mix = _mixture(rules)
             before.append((module, hide))
@@ -41,13 +42,10 @@ def _is_activation(module: nn.Module) -> bool:
     return type(module).__module__ == ACTIVATIONS or "Gelu" in type(module).__name__
 
 
-def _activated(rules: Callable[[], Rules]) -> Callable[..., Any]:
-    def hook(module: nn.Module, args: tuple[Any, ...], _: Any, output: Tensor) -> Tensor | None:
-        if not (args and is_live(args[0])):
-            return None
-        return activation(rules(), lambda x: type(module).forward(module, x), args[0])
-
-    return hook
+def _activated(module: nn.Module, args: tuple[Any, ...], _: Any, output: Tensor) -> Tensor | None:
+    if not (args and is_live(args[0])):
+        return None
+    return activation(lambda x: type(module).forward(module, x), args[0])
 
 
 def _mixture(rules: Callable[[], Rules]) -> tuple[Callable[..., Any], Callable[..., Any]]:
@@ -70,7 +68,7 @@ def _mixture(rules: Callable[[], Rules]) -> tuple[Callable[..., Any], Callable[.
         def constant(y: Any) -> Any:
             if not isinstance(y, Tensor):
                 return y
-            return (y.detach() if is_live(y) else y)[:count]
+            return values_of(y)[:count]
 
         return tuple(map(constant, args)), {name: constant(y) for name, y in kwargs.items()}
 
@@ -78,10 +76,7 @@ def _mixture(rules: Callable[[], Rules]) -> tuple[Callable[..., Any], Callable[.
         if not calls:
             return None
         call, mode = calls.pop(), rules()
-        if mode.table is not SECANTS:
-            call = call._replace(weights=call.weights.detach())
-        else:
-            call = _in_either(mode, call)
+        call = _in_either(mode, call)
         output = call.run()
         mode.experts = call, output
         return output

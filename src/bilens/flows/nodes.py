@@ -8,21 +8,20 @@ from bilens.errors import BilensError
 from bilens.sections import Columns
 from bilens.transformer.changes import Part
 
-NodeKind = Literal["output", "token", "position", "head", "mlp", "expert", "choice", "bias"]
+NodeKind = Literal["output", "token", "head", "mlp", "expert", "choice"]
 Sublayer = Literal["attention", "mlp"]
-LEAVES = ("token", "position", "bias", "choice")
+LEAVES = ("token", "choice")
 """Kinds of nodes at which a flow starts."""
 
 
 @dataclass(frozen=True)
 class Node:
-    """A part of a model on a text, or between two texts.
+    """A part of a model between two texts.
 
     Attributes:
-        kind: output is the logit itself, token an embedding, position a position's vector. A head
-            is at one position, from one or from all. An mlp is at one position, and so is an
-            expert, a part of it. A choice is what a layer chose, such as experts; a bias is at all
-            positions.
+        kind: output is the logit itself, token an embedding. A head is at one position, from one or
+            from all. An mlp is at one position, and so is an expert, a part of it. A choice is what
+            a layer chose, such as experts.
         flow: the part of the logit, or of its change, that goes through it.
         layer: its number.
         part: attention or mlp, inside a layer.
@@ -54,30 +53,24 @@ class Node:
 
     @property
     def is_removable(self) -> bool:
-        """True if it can be removed from a run of the model, or exchanged between two."""
-        return self.kind in ("head", "mlp", "expert", "token", "position", "choice")
+        """True if it can be exchanged between two runs of the model."""
+        return self.kind != "output"
 
     @property
     def where(self) -> Part:
         """The part of the model that it is.
 
         Raises:
-            BilensError: it is the logit or a bias.
+            BilensError: it is the logit.
         """
-        if self.kind == "output" or self.kind == "bias":  # noqa: PLR1714  narrowed one by one
+        if self.kind == "output":
             raise BilensError(f"{self.address} is no part of the model at a place")
         return Part(self.kind, self.layer, self.number, self.position, self.source)
 
     @property
     def address(self) -> str:
-        """Its address, such as head.26.0@4 or mlp.26@4; words for what is no part at a place."""
-        match self.kind:
-            case "output":
-                return "the logit"
-            case "bias":
-                where = {"attention": f"heads of layer {self.layer}", "mlp": f"mlp.{self.layer}"}
-                return f"biases of {where.get(self.part or '', 'the unembedding')}"
-        return str(self.where)
+        """Its address, such as head.26.0@4 or mlp.26@4."""
+        return "the logit" if self.kind == "output" else str(self.where)
 
     @property
     def strength(self) -> float:
@@ -86,7 +79,7 @@ class Node:
 
     def name(self, tokens: Sequence[str]) -> str:
         """Return its address with the tokens there; a source that is repeated has its position."""
-        if self.position is None or self.kind == "position":
+        if self.position is None:
             return self.address
         at = f'"{tokens[self.position]}"'
         if self.kind == "head" and self.source is not None:

@@ -29,8 +29,11 @@ Answer = Annotated[
     ),
 ]
 """Tokens, a record of a token minus others, or a direction of the last normalised stream."""
+NEUTRAL = "neutral"
+"""The second run in which all tokens but the first have the mean embedding of the vocabulary."""
 Against = str | Int[Tensor, " time"] | Float[Tensor, "*time d_model"] | Sequence[str]
-"""A text, its ids, embeddings at each position or one for all, or texts whose mean is taken."""
+"""A text, its ids, embeddings at each position or one for all, texts whose mean is taken, or
+`NEUTRAL`."""
 
 
 @dataclass(frozen=True, eq=False, init=False)
@@ -48,7 +51,7 @@ class Question:
             The token of number 7 is "[7]".
         minus: tokens whose mean logit is subtracted.
         against: the second run: a text of as many tokens, its numbers, embeddings, or several
-            texts; an empty text for the first text alone.
+            texts; `NEUTRAL`, or an empty text for none, of which a flow takes the neutral one.
         task: a name for all questions of one kind.
         template: a name for the questions of a task whose sentences differ in a few words only.
         target: the logit before a soft cap, the log-probability or the probability of the token.
@@ -144,6 +147,11 @@ class Question:
         return not isinstance(self.against, str) or bool(self.against)
 
     @property
+    def is_neutral(self) -> bool:
+        """True if the second run is the neutral text."""
+        return isinstance(self.against, str) and self.against == NEUTRAL
+
+    @property
     def number(self) -> str:
         """The number that is asked about in words, with its tokens in quotes."""
         if self.vector is not None:
@@ -157,7 +165,7 @@ class Question:
 def is_text(against: Against) -> TypeGuard[str | Tensor]:
     """Return whether a second run is a text or its tokens' numbers, and no embeddings."""
     is_ids = isinstance(against, Tensor) and not against.is_floating_point()
-    return is_ids or isinstance(against, str)
+    return is_ids or (isinstance(against, str) and against != NEUTRAL)
 
 
 def replaced(text: str | Tensor, replace: Mapping[str, str]) -> str:

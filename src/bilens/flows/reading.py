@@ -55,11 +55,10 @@ class FlowPage:
 
     number: str  # the number that is split, in words
     tokens: tuple[str, ...]
-    second: tuple[str, ...]  # tokens of the second text; empty without one
+    second: tuple[str, ...]  # tokens of the second text; empty of another second run
     value: float
     values: tuple[float, ...]
     absolute: float
-    frozen: tuple[str, ...]
     layers: int
     n_nodes: int  # number of nodes of the flow, without the logit
     sum: float  # flow of all nodes
@@ -71,7 +70,7 @@ class FlowPage:
     edges: tuple[tuple[int, int, float], ...]
     # Counts of nodes, and the share of the logit on paths among so many of them.
     shares: tuple[tuple[int, float], ...]
-    # Flow of each token, of positions and of biases; they add up to the value.
+    # Flow of each token and of choices; they add up to the value.
     leaves: tuple[tuple[str, float], ...]
     start: int  # the place in `shares` with which a page begins
 
@@ -101,7 +100,6 @@ def flow_page(flow: Flow, *, number: str, k: int, second: Sequence[str] = ()) ->
         value=flow.value,
         values=flow.values,
         absolute=flow.absolute,
-        frozen=flow.frozen,
         layers=flow.n_layers,
         n_nodes=len(flow.nodes),
         sum=sum(node.flow for node in flow.nodes),
@@ -135,11 +133,10 @@ def _page_node(flow: Flow, rank: int, node: Node) -> PageNode:
 
 
 def _leaves(flow: Flow) -> dict[str, float]:
-    together = {"position": "positions", "bias": "biases"}
     leaves: dict[str, float] = defaultdict(float)
     for node in flow.nodes:
         if node.kind in LEAVES:
-            leaves[together.get(node.kind) or node.name(flow.tokens)] += node.flow
+            leaves[node.name(flow.tokens)] += node.flow
     return leaves
 
 
@@ -191,39 +188,30 @@ class FlowReading(Reading):
     def title(self) -> str:
         """The question that the flow answers: only where the model prefers the token, why."""
         token, minus = _words(self.question)
-        first, two = f"“{self._text}”", len(self.preferred) > 1
+        first = f"“{self._text}”"
         holds = [name in self.question.tokens for name in self.preferred]
-        if holds == [True, False][: len(holds)]:
+        if holds == [True, False]:
             instead = f" rather than {' or '.join(minus)}" if minus else ""
             at = "after" if self._are_texts else "with"
-            against = f", and not {at} {self._second}" if two else ""
-            return f"Why {token}{instead} after {first}{against}?"
+            return f"Why {token}{instead} after {first}, and not {at} {self._second}?"
         number = f"{token} minus {', '.join(minus)}" if minus else token
         if not minus or self.question.target != "logit":
             number = f"the {self.question.target} of {number}"
-        if two:
-            return f"What changes {number} from {self._second} to {first}?"
-        return f"Where does {number} after {first} come from?"
+        return f"What changes {number} from {self._second} to {first}?"
 
     @property
     def preference(self) -> str:
         """The token that the model prefers after each text, by how much, and the change."""
         question, values = self.question, self.flow.values
         token, minus = _words(question)
-        two = len(values) > 1
         names = [quoted(name) if name else "neither" for name in self.preferred]
         if len(minus) == len(question.tokens) == 1:
             sizes = " and ".join(format(abs(x), ".3g") for x in values)
             sizes += "" if question.target == "logit" else f" in {question.target}"
-            if two:
-                change = f"the difference changes by {signed(self.flow.value)}"
-                return f"The model prefers {self._each(names)}, by {sizes}; {change}."
-            if not self.preferred[0]:
-                return f"The model prefers neither {token} nor {minus[0]}."
-            other = minus[0] if self.preferred[0] in question.tokens else token
-            return f"The model prefers {names[0]} over {other}, by {sizes}."
+            change = f"the difference changes by {signed(self.flow.value)}"
+            return f"The model prefers {self._each(names)}, by {sizes}; {change}."
         shown = " and ".join(map(signed, values))
-        change = f", and changes by {signed(self.flow.value)}" if two else ""
+        change = f", and changes by {signed(self.flow.value)}"
         if minus:
             among = f"{', '.join([token, *minus[:-1]])} and {minus[-1]}"
             most = f"Of {among} the model prefers {self._each(names)}"
@@ -234,31 +222,30 @@ class FlowReading(Reading):
     @property
     def answer(self) -> str:
         """The answer: what is preferred, where it starts, the parts that carry it, their effect."""
-        flow, two = self.flow, self.flow.two_texts
-        quantity = "change" if two else "value"
+        flow = self.flow
         starts = [node for node in flow.nodes if node.kind == "token"]
         if not starts:
-            return f"{self.preference} The {quantity} starts at no token."
+            return f"{self.preference} The change starts at no token."
         start = max(starts, key=lambda node: abs(node.flow)).position or 0
         carried: dict[str, float] = defaultdict(float)
         for node in flow.nodes:
             if node.measured is not None and node.part is not None:
                 carried[node.address] += node.measured
         parts = sorted(carried, key=lambda part: -abs(carried[part]))[:3]
-        text = f"The {quantity} starts mostly at “{flow.tokens[start].strip()}”"
+        text = f"The change starts mostly at “{flow.tokens[start].strip()}”"
         if parts:
             n, left = len(self.strongest), signed(self.left)
             strongest = f"the {n} strongest parts" if n > 1 else "the strongest part"
-            change = f"with {strongest} exchanged" if two else f"without {strongest}"
             text += (
-                f" and passes through {', '.join(parts)}; {change} the {quantity} is {left}, not "
+                f" and passes through {', '.join(parts)}; with {strongest} exchanged the change "
+                f"is {left}, not "
             )
             text += signed(flow.value)
         return f"{self.preference} {text}."
 
     @property
     def left(self) -> float:
-        """What is left of the number, or of its change, without the strongest parts."""
+        """What is left of the change without the strongest parts."""
         left = self.flow.value + self.together
         # Rounding is no number to read.
         return left if abs(left) > 1e-5 * abs(self.flow.value) else 0.0
@@ -273,16 +260,14 @@ class FlowReading(Reading):
         """The second run in words."""
         against = self.question.against
         if isinstance(against, str):
-            return f"“{against}”"
+            return "the neutral text" if self.question.is_neutral else f"“{against}”"
         if isinstance(against, Tensor):
             return self.other or "other embeddings"
         return f"the mean of {' and '.join(f'“{text}”' for text in against)}"
 
     def _each(self, names: Sequence[str]) -> str:
-        """Return what is preferred in each run: a name, or two that may be the same."""
+        """Return what is preferred in both runs: two names that may be the same."""
         after, text = ("after", "text") if self._are_texts else ("in", "run")
-        if len(names) == 1:
-            return names[0]
         first, second = names
         if first == second:
             return f"{first} {after} both {text}s"
@@ -290,7 +275,7 @@ class FlowReading(Reading):
 
     @property
     def _are_texts(self) -> bool:
-        return is_text(self.question.against)
+        return self.question.is_neutral or is_text(self.question.against)
 
     @property
     def ablated(self) -> list[Ablation]:
@@ -304,14 +289,12 @@ class FlowReading(Reading):
     def facts(self) -> list[Fact]:
         """Return the preference, the value, the number of nodes, and the share that is shown."""
         n, share = self.page.shares[self.page.start]
-        two = len(self.page.values) > 1
         return [
             ("", self.preference.removesuffix(".")),
-            (f"change of {self.page.number}" if two else self.page.number, self.page.value),
-            ("probability of the token" + " after the first text" * two, Percent(self.probability)),
+            (f"change of {self.page.number}", self.page.value),
+            ("probability of the token after the first text", Percent(self.probability)),
             ("nodes", self.page.n_nodes),
             (f"share on paths among the {n} strongest", Percent(share)),
-            *([("held fixed", ", ".join(self.page.frozen))] if self.page.frozen else []),
             *(("note", note) for note in self.notes),
         ]
 
@@ -327,7 +310,6 @@ def answer_question(
     question: Question,
     other: str = "",
     *,
-    through_patterns: bool = False,
     weights: Sequence[str] = (),
     shown: Count = 200,
     ablate: Annotated[int, Between(0)] = DRAWN,
@@ -341,8 +323,8 @@ def answer_question(
     """
     if question.vector is not None:
         raise BilensError("vector is given, expected a token, about which a page is; flow takes it")
-    (through,) = flows(model, [question], through_patterns=through_patterns)
-    through = name_by_measurement(model, through, measurable(model, through)[:ablate])
+    (through,) = flows(model, [question])
+    through = name_by_measurement(model, through, measurable(through)[:ablate])
     addresses = [
         Part(node.kind, node.layer, node.number, node.position)
         for node in through.strongest(DRAWN)
@@ -360,11 +342,18 @@ def answer_question(
         together=without_parts(model, through, strongest) if strongest else 0.0,
         preferred=_preferred(model, through),
         notes=token_hints(model, [question]),
-        other=other or (question.against if isinstance(question.against, str) else ""),
+        other=other or _name(through.question),
         opened=tuple(open_part(model, through, part) for part in weights),
     )
     through.origin.release()
     return reading
+
+
+def _name(question: Question) -> str:
+    """Return the name of the second run of a question, if it is one text."""
+    if question.is_neutral:
+        return "the neutral text"
+    return question.against if isinstance(question.against, str) else ""
 
 
 def _second_tokens(model: ResidualModel, flow: Flow) -> tuple[str, ...]:

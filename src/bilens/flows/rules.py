@@ -1,389 +1,74 @@
-"""Secants of torch's operations: a backward pass that is exact between two texts.
+"""The rules of torch's operations: an exact backward pass between two texts, of any model.
 
 Two texts run side by side, in the halves of the first axis of every activation. In the backward
 pass each operation has its secant between both in place of its derivative. The adjoint w of an
 activation x then satisfies, over any cut of the graph,
 
-    number(first) - number(second) = sum of w . (x_first - x_second)
+    metric(first) - metric(second) = sum of w . (x_first - x_second)
 
-Any model of torch runs under `Rules` as it is: nothing of it is changed. `SECANTS` are the rules
-between two texts; on one text, `RELEVANCE` has those of layer-wise relevance propagation in their
-place. An operation that has no rule is refused by its name.
+Any model of torch runs under `Rules` as it is: nothing of it is changed, and what it computes is
+the same. Arguments have the names that torch gives them, in calls of functions, of methods, in
+place and with `out`. An operation that has no rule is refused by its name and line.
 
-Source: Shrikumar et al. 2017 for secants; on one text Achtibat et al. 2024 (arXiv 2402.05602) and
-    Rezaei Jafari et al. 2025 (arXiv 2508.21258).
+Source: Shrikumar et al. 2017 for secants.
 """
 
+import inspect
 import math
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
-from jaxtyping import Float, Int
-from torch import Tensor, nn
+from jaxtyping import Int
+from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from bilens.errors import BilensError
+from bilens.flows.secants import (
+    Attend,
+    Elementwise,
+    Function,
+    Gather,
+    Linear,
+    LogSumExp,
+    MatrixProduct,
+    Multiply,
+    Softmax,
+    Solve,
+    TwoFactors,
+    UnknownOperationError,
+    Where,
+    before_change,
+    differs,
+    forget_kept,
+)
 from bilens.transformer.experts import ExpertCall
-from bilens.transformer.mixing import AttentionCall, Mix, head_blocks, product_mix
-
-Function = Callable[[Tensor], Tensor]
-"""A function of each number."""
-GAUSS = ((0.5 - math.sqrt(0.15), 5 / 18), (0.5, 8 / 18), (0.5 + math.sqrt(0.15), 5 / 18))
-"""Points and weights of Gauss's quadrature between 0 and 1."""
+from bilens.transformer.mixing import AttentionCall, Mix, product_mix
+from bilens.transformer.running import NARROW
 
 MASKED = -1e30
 """Scores below this are of masked positions."""
 
 
-class UnknownOperationError(BilensError):
-    """An operation of a model that has no rule."""
-
-
 class Leaf(NamedTuple):
-    """Numbers that a flow starts at beside the embeddings: what was chosen, or a constant.
+    """Numbers that a flow starts at beside the embeddings: what was chosen.
 
     Those of tokens are of a further embedding.
     """
 
-    kind: Literal["choice", "constant", "token"]
+    kind: Literal["choice", "token"]
     value: Tensor
 
 
-# Both texts of an activation.
-
-
-def pair(x: Tensor) -> Tensor:
-    """Return an activation with an axis of its two texts, (2, ...).
-
-    Models fold further axes, such as heads or positions, into the first one.
-    """
-    if x.dim() == 0 or x.shape[0] % 2:
-        raise UnknownOperationError(
-            f"an activation of shape {tuple(x.shape)} does not hold two texts side by side"
-        )
-    return x.unflatten(0, (2, -1))
-
-
-def mean(x: Tensor, dims: int = 0) -> Tensor:
-    """Return the mean of both texts, in the shape of the activation.
-
-    It is a factor of a result with `dims` axes.
-    """
-    if x.dim() < dims or x.shape[0] == 1:
-        raise UnknownOperationError(
-            f"a factor of shape {tuple(x.shape)} has no axis of texts, and depends on them"
-        )
-    both = pair(x)
-    return both.mean(0, keepdim=True).expand_as(both).flatten(0, 1)
-
-
-def differs(x: Tensor, like: Tensor) -> bool:
-    """Return True if numbers beside an activation, such as indices, differ between both texts."""
-    if x.dim() != like.dim() or x.shape[:1] != like.shape[:1] or x.shape[0] % 2:
-        return False
-    first, second = x.unflatten(0, (2, -1))
-    return not torch.equal(first, second)
-
-
-def log_mean(p: Tensor, q: Tensor, difference: Tensor) -> Tensor:
-    """Return the logarithmic mean (p - q) / (log p - log q), given the difference of logarithms."""
-    near = difference.abs() < 1e-2
-    # The series of sinh(x / 2) / (x / 2), where the quotient would cancel.
-    square = difference * difference
-    series = torch.sqrt(p * q) * (1 + square / 24 + square * square / 1920)
-    quotient = (p - q) / torch.where(near, 1.0, difference)
-    mean_of_both = torch.where(near, series, quotient)
-    # A position that neither text sees has the difference inf - inf.
-    return torch.where((p > 0) | (q > 0), mean_of_both, 0.0)
-
-
-# Secants: each is linear from the change of its input to that of its output, without an error.
-
-
-class Elementwise(torch.autograd.Function):
-    """A function of each number: (f(a) - f(b)) / (a - b)."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, f: Function) -> Tensor:
-        y = f(x)
-        ctx.save_for_backward(x, y)
-        ctx.f = f
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
-        x, y = ctx.saved_tensors
-        (a, b), (first, second) = pair(x), pair(y)
-        d = torch.where(a == b, 0.0, a - b)  # both may be -inf
-        quotient = (first - second) / torch.where(d == 0, 1.0, d)
-        # The mean of the derivative between both, by three Gauss points.
-        mean_slope = torch.zeros_like(d)
-        for point, weight in GAUSS:
-            at = b + point * d
-            mean_slope = mean_slope + weight * _derivative(ctx.f, torch.cat([at, at]))[: len(at)]
-        # It is taken where the quotient cancels: where both agree within rounding.
-        size = a.abs() + b.abs()
-        rounding = 8 * torch.finfo(d.dtype).eps * (first.abs() + second.abs() + size)
-        agree = (mean_slope - quotient).abs() * d.abs() <= rounding
-        near = (d.abs() <= 1e-2 * (1 + size)) & agree
-        return (pair(g) * torch.where(near, mean_slope, quotient)).flatten(0, 1), None
-
-
-def _derivative(f: Function, x: Tensor) -> Tensor:
-    with torch.enable_grad():
-        x = x.detach().requires_grad_()
-        y = f(x)
-        if not y.requires_grad:  # steps, such as round
-            return torch.zeros_like(x)
-        (slope,) = torch.autograd.grad(y.sum(), x)
-    return slope
-
-
-class Multiply(torch.autograd.Function):
-    """a b: each factor gets the mean of the other."""
-
-    @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
-        ctx.save_for_backward(a, b)
-        return a * b
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:
-        a, b = ctx.saved_tensors
-        of_a = (g * mean(b, g.dim())).sum_to_size(a.shape)
-        return of_a, (g * mean(a, g.dim())).sum_to_size(b.shape)
-
-
-class MatrixProduct(torch.autograd.Function):
-    """A B of matrices: each factor gets the mean of the other."""
-
-    @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
-        ctx.save_for_backward(a, b)
-        return a @ b
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:
-        a, b = ctx.saved_tensors
-        of_a = g @ mean(b, g.dim()).transpose(-1, -2)
-        of_b = mean(a, g.dim()).transpose(-1, -2) @ g
-        return of_a.sum_to_size(a.shape), of_b.sum_to_size(b.shape)
-
-
-class TwoFactors(torch.autograd.Function):
-    """An operation that is linear in each of two activations: the derivative at the mean."""
-
-    @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Tensor, f: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        ctx.save_for_backward(a, b)
-        ctx.f = f
-        return f(a, b)
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor, None]:
-        a, b = ctx.saved_tensors
-        with torch.enable_grad():
-            a, b = a.detach().requires_grad_(), b.detach().requires_grad_()
-            (of_a,) = torch.autograd.grad(ctx.f(a, mean(b).detach()), a, g)
-            (of_b,) = torch.autograd.grad(ctx.f(mean(a).detach(), b), b, g)
-        return of_a, of_b, None
-
-
-class Softmax(torch.autograd.Function):
-    """p = softmax(s) over the last axis: dp_i = L_i (ds_i - sum L ds / sum L).
-
-    `seen` is 1 where a score is seen, and 0 where it is masked.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, s: Tensor, seen: Tensor | None) -> Tensor:
-        ctx.save_for_backward(s)
-        return s.softmax(-1)
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor | None]:
-        (s,) = ctx.saved_tensors
-        of_scores, of_seen = softmax_secant(s.log_softmax(-1), g)
-        return of_scores, of_seen if ctx.needs_input_grad[1] else None
-
-
-def softmax_secant(logs: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the adjoints of scores, and of whether they are seen, given log-probabilities.
-
-    Where only one text sees a score, L = 0, and L ds becomes the probability p times the change of
-    whether it is seen.
-    """
-    g, means = pair(g), _log_means(pair(logs))
-    total = means.sum(-1, keepdim=True)
-    # There may be no score that both texts see.
-    centred = g - (g * means).sum(-1, keepdim=True) / torch.where(total == 0, 1.0, total)
-    of_seen = pair(logs.exp()).sum(0) * centred
-    return (means * centred).flatten(0, 1), of_seen.flatten(0, 1)
-
-
-def _log_means(logs: Float[Tensor, "2 *shape"]) -> Tensor:
-    p, q = logs.exp()
-    return log_mean(p, q, logs[0] - logs[1])
-
-
-class LogSumExp(torch.autograd.Function):
-    """log sum exp s over the last axis, which stays: sum L ds / sum L."""
-
-    @staticmethod
-    def forward(ctx: Any, s: Tensor) -> Tensor:
-        ctx.save_for_backward(s)
-        return s.logsumexp(-1, keepdim=True)
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Tensor:
-        (s,) = ctx.saved_tensors
-        means = _log_means(pair(s.log_softmax(-1)))
-        return (pair(g) * means / means.sum(-1, keepdim=True)).flatten(0, 1)
-
-
-class Attend(torch.autograd.Function):
-    """softmax(q k' scale + mask) v, in blocks of heads, so that few patterns exist at once."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, seen: Tensor | None
-    ) -> Tensor:
-        ctx.save_for_backward(q, k, v, mask)
-        ctx.scale, ctx.seen_shape = scale, None if seen is None else seen.shape
-        return functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, mask = ctx.saved_tensors
-        call = AttentionCall(q, k, v, mask, scale := ctx.scale)
-        adjoints = [torch.empty_like(x) for x in (q, k, v)]
-        shape = ctx.seen_shape
-        of_seen = None if shape is None else q.new_zeros(shape)
-        size = len(q) * q.shape[2] * k.shape[2] * q.element_size()
-        for heads in head_blocks(q.shape[1], size):
-            logs = call.logs(heads)
-            of_pattern = g[:, heads] @ mean(v[:, heads]).transpose(-1, -2)
-            of_scores, of_choice = softmax_secant(logs, of_pattern)
-            adjoints[0][:, heads] = scale * of_scores @ mean(k[:, heads])
-            adjoints[1][:, heads] = scale * of_scores.transpose(-1, -2) @ mean(q[:, heads])
-            adjoints[2][:, heads] = mean(logs.exp()).transpose(-1, -2) @ g[:, heads]
-            if of_seen is not None:
-                of_block = of_seen if shape[1] == 1 else of_seen[:, heads]
-                of_block += of_choice.sum_to_size(of_block.shape)
-        return *adjoints, None, None, of_seen
-
-
-class Gather(torch.autograd.Function):
-    """x at chosen places of the last axis: a product of x and of what was chosen, one-hot."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, chosen: Tensor, index: Tensor) -> Tensor:
-        ctx.save_for_backward(x, chosen)
-        return x.gather(-1, index)
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor, None]:
-        x, chosen = ctx.saved_tensors
-        # Masked entries of a router are -inf, and are not chosen in either text.
-        means = torch.nan_to_num(mean(x), nan=0.0, posinf=0.0, neginf=0.0)
-        g = g.unsqueeze(-1)
-        return (g * mean(chosen)).sum(-2), g * means.unsqueeze(-2), None
-
-
-class Where(torch.autograd.Function):
-    """a where chosen is 1, and b where it is 0: products with what was chosen."""
-
-    @staticmethod
-    def forward(ctx: Any, chosen: Tensor, a: Tensor, b: Tensor) -> Tensor:
-        ctx.save_for_backward(chosen, a, b)
-        return torch.where(chosen.bool(), a, b)
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        chosen, a, b = ctx.saved_tensors
-        shares, shape = mean(chosen), g.shape
-        gap = mean(a.expand(shape)) - mean(b.expand(shape))
-        of_choice = (g * torch.nan_to_num(gap, nan=0.0, posinf=0.0, neginf=0.0)).sum_to_size(
-            chosen.shape
-        )
-        return of_choice, (g * shares).sum_to_size(a.shape), (g * (1 - shares)).sum_to_size(b.shape)
-
-
-class Solve(torch.autograd.Function):
-    """X of A X = B with a triangular A: mean(A) dX = dB - dA mean(X).
-
-    On one text the second run is nothing, where X = 0 and A is its diagonal, which only divides.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, A: Tensor, B: Tensor, upper: bool, unit: bool, two_texts: bool) -> Tensor:
-        X = torch.linalg.solve_triangular(A, B, upper=upper, unitriangular=unit)
-        ctx.save_for_backward(A, X)
-        ctx.upper, ctx.unit, ctx.two_texts = upper, unit, two_texts
-        return X
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        A, X = ctx.saved_tensors
-        upper, unit = ctx.upper, ctx.unit
-        if ctx.two_texts:
-            A, X = mean(A), mean(X)
-        else:
-            A, X = (A + A.diagonal(dim1=-2, dim2=-1).diag_embed()) / 2, X / 2
-        of_B = torch.linalg.solve_triangular(
-            A.transpose(-1, -2), g, upper=not upper, unitriangular=unit
-        )
-        of_A = -of_B @ X.transpose(-1, -2)
-        diagonal = int(unit or not ctx.two_texts)  # the diagonal is constant
-        return of_A.triu(diagonal) if upper else of_A.tril(-diagonal), of_B, None, None, None
-
-
-# On one text a product gives equal shares to its factors, and a function is a constant ratio.
-
-
-class Shared(torch.autograd.Function):
-    """An operation that is linear in each of n activations, each of which gets an nth."""
-
-    @staticmethod
-    def forward(ctx: Any, f: Callable[..., Tensor], *factors: Tensor) -> Tensor:
-        ctx.save_for_backward(*factors)
-        ctx.f = f
-        return f(*factors)
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        factors = [x.detach().requires_grad_() for x in ctx.saved_tensors]
-        with torch.enable_grad():
-            gradients = torch.autograd.grad(ctx.f(*factors), factors, g)
-        return None, *(gradient / len(factors) for gradient in gradients)
-
-
-class Ratio(torch.autograd.Function):
-    """A function of each number with f(0) = 0, whose ratio f(x) / x is held fixed."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, f: Function) -> Tensor:
-        y = f(x)
-        ctx.save_for_backward(x, y)
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
-        x, y = ctx.saved_tensors
-        return g * torch.where(x == 0, 0.0, y / torch.where(x == 0, 1.0, x)), None
-
-
-# The tables: how each operation is called, and its rule.
+# The table: how each operation is called, and its rule.
 
 Rule = Callable[..., Any]
 """A function of the mode, the operation, and the arguments of its call."""
 
-SECANTS: dict[str, Rule] = {}
-RELEVANCE: dict[str, Rule] = {}
+RULES: dict[str, Rule] = {}
 
 CALLED = {
     "__add__": "add",
@@ -407,15 +92,12 @@ CALLED = {
     "__pow__": "pow",
     "__rpow__": "rpow",
     "special_expm1": "expm1",
-    "clip": "clamp",
     "concat": "cat",
     "concatenate": "cat",
     "negative": "neg",
     "__neg__": "neg",
     "absolute": "abs",
     "__abs__": "abs",
-    "linalg_vector_norm": "norm",
-    "linalg_norm": "norm",
     "log_sigmoid": "logsigmoid",
     "_threshold": "threshold",
 }
@@ -431,7 +113,7 @@ LINEAR = set(
     tile to transpose transpose_ tril tril_ triu triu_ type type_as unbind unflatten unfold
     unsqueeze unsqueeze_ view view_as view_as_complex view_as_real zero_ bfloat16
     masked_scatter masked_scatter_ fill_ hsplit vsplit dsplit split_with_sizes trace
-    __getitem__ __setitem__ detach detach_ data nan_to_num feature_dropout alpha_dropout conj
+    __getitem__ nan_to_num feature_dropout alpha_dropout conj
     resolve_conj pixel_shuffle adaptive_avg_pool1d avg_pool1d upsample interpolate
     """.split()  # noqa: SIM905
 )
@@ -439,14 +121,15 @@ LINEAR = set(
 
 READ = set(
     """
-    __get__ __set__ __len__ __repr__ __format__ __bool__ __contains__ __hash__ size dim ndimension
-    numel nelement stride storage_offset data_ptr element_size is_contiguous is_complex
-    is_floating_point is_nonzero get_device requires_grad_ register_hook retain_grad backward item
-    tolist numpy cpu cuda gt lt ge le eq ne greater less __gt__ __lt__ __ge__ __le__ __eq__ __ne__
-    equal allclose isclose isnan isinf isfinite any all argmax argmin argsort nonzero count_nonzero
-    bucketize searchsorted histc bincount zeros_like ones_like empty_like full_like rand_like
-    randn_like new_empty new_zeros new_ones new_full new_tensor one_hot logical_not logical_and
-    logical_or signbit sign is_same_size has_names dim_order is_inference untyped_storage
+    __get__ __set__ __len__ __repr__ __format__ __bool__ __contains__ __hash__ size dim
+    ndimension numel nelement stride storage_offset data_ptr element_size is_contiguous
+    is_complex is_floating_point is_nonzero get_device requires_grad_ register_hook retain_grad
+    backward cpu cuda gt lt ge le eq ne greater less __gt__ __lt__ __ge__ __le__ __eq__ __ne__
+    equal allclose isclose isnan isinf isfinite any all argmax argmin argsort nonzero
+    count_nonzero bucketize searchsorted histc bincount zeros_like ones_like empty_like
+    full_like rand_like randn_like new_empty new_zeros new_ones new_full new_tensor one_hot
+    logical_not logical_and logical_or signbit sign is_same_size has_names dim_order
+    is_inference untyped_storage
     """.split()  # noqa: SIM905
 )
 """Operations whose results carry no activation."""
@@ -460,8 +143,16 @@ OF_NUMBERS = set(
     """.split()  # noqa: SIM905
 )
 """Functions of each number."""
-FROZEN = {"exp", "exp2", "rsqrt", "reciprocal", "log", "softmax", "log_softmax", "norm"}
-"""Functions whose values are held fixed on one text."""
+ALIASES = {
+    "axis": "dim",
+    "keepdims": "keepdim",
+    **dict.fromkeys(("x", "x1", "self", "A"), "input"),
+    "x2": "other",
+}
+"""Names of arguments for which torch has another one as well."""
+
+
+DATA = Tensor.data.__get__  # type: ignore[attr-defined]
 
 
 def is_live(x: Any) -> bool:
@@ -469,26 +160,40 @@ def is_live(x: Any) -> bool:
     return isinstance(x, Tensor) and x.requires_grad
 
 
+def make_leaf(x: Tensor) -> Tensor:
+    """Return the numbers of an activation as a start of the graph, in a pass under rules."""
+    with torch._C.DisableTorchFunction():
+        leaf = x.detach().requires_grad_()
+    leaf.in_pass = True  # type: ignore[attr-defined]
+    return leaf
+
+
+def values_of(x: Any) -> Any:
+    """Return the numbers of an activation as constants, in a pass under rules."""
+    with torch._C.DisableTorchFunction():
+        return x.detach() if is_live(x) else x
+
+
 class Rules(TorchFunctionMode):
-    """Mode in which torch's operations on activations have the rules of a table.
+    """Mode in which torch's operations on activations have rules.
 
     Weights are constants: parameters are used without their gradients, and nothing of the model
     is changed.
 
     Args:
-        table: `SECANTS` for two texts side by side, `RELEVANCE` for one text.
         texts: number of texts in the first axis.
 
     Attributes:
-        leaves: what was chosen, and constants; in the order of the pass.
+        leaves: what was chosen, and further embeddings of tokens; in the order of the pass.
         mixes: values that heads mixed by their patterns.
         experts: the last call of experts, and its output.
         paused: whether operations run without a graph.
     """
 
-    def __init__(self, table: dict[str, Rule], texts: int = 2) -> None:
+    def __init__(self, texts: int = 2) -> None:
         super().__init__()
-        self.table, self.texts = table, texts
+        forget_kept()
+        self.texts = texts
         self.leaves: list[Leaf] = []
         self.mixes: list[Mix] = []
         self.experts: tuple[ExpertCall, Tensor] | None = None
@@ -503,32 +208,53 @@ class Rules(TorchFunctionMode):
         if self.paused:
             with torch.no_grad():
                 return func(*args, **(kwargs or {}))
-        args = [_constant_weights(x) for x in args]
-        kwargs = {name: _constant_weights(x) for name, x in (kwargs or {}).items()}
-        live = [x for x in _tensors((*args, *kwargs.values())) if is_live(x)]
-        if not live:
+        args = [_without_gradient(x) for x in args]
+        kwargs = {name: _without_gradient(x) for name, x in (kwargs or {}).items()}
+        live = next(filter(is_live, tensors_in((*args, *kwargs.values()))), None)
+        if live is None:
             return func(*args, **kwargs)
-        for x in live:
-            _check_derivative(x)
         name = getattr(func, "__name__", str(func))
-        name = CALLED.get(name, name)
-        if name in READ:
-            return func(*args, **kwargs)
-        rule = self.table.get(name)
-        if rule is None and name in LINEAR:
-            return func(*args, **kwargs)
-        if rule is None:
-            raise UnknownOperationError(f"{name} has no rule{_called_by()}")
+        name = "where_of" if func == Tensor.where else CALLED.get(name, name)
         try:
-            return rule(self, func, *args, **kwargs)
+            _check_context(live)
+            result = self.run(name, func, args, kwargs)
+            _mark((result, *args[:1]))
         except UnknownOperationError as error:
-            if " at " in str(error):
-                raise
-            raise UnknownOperationError(f"{name}: {error}{_called_by()}") from None
+            raise _named(error, name) from None
+        except torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, TypeError, ValueError, AttributeError, IndexError) as error:
+            # The model runs, or its own pass had failed before.
+            message = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise _named(UnknownOperationError(message), name) from None
+        return result
+
+    def run(self, name: str, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Return the result of an operation under its rule."""
+        if name in READ:
+            return args[0].view_as(args[0]) if func == DATA else func(*args, **kwargs)
+        out = kwargs.pop("out", None)
+        if out is not None:
+            return _into(out, self.run(name, func, args, kwargs))
+        args, kwargs, in_place = _without_in_place(func, args, kwargs)
+        if in_place:
+            return _into(args[0], self.run(name, func, args, kwargs))
+        base = name.removesuffix("_")
+        if name != base and name not in LINEAR and base in RULES:
+            plain = getattr(torch, base, None) or getattr(functional, base)
+            return _into(args[0], self.run(base, plain, args, kwargs))
+        if name == "__setitem__" or (name.endswith("_") and not name.endswith("__")):
+            before_change(args[0])
+        rule = RULES.get(name)
+        if rule is not None:
+            return rule(self, func, *args, **_renamed(rule, kwargs))
+        if name not in LINEAR:
+            raise UnknownOperationError("has no rule")
+        return func(*args, **kwargs)
 
     def chosen(self, one_hot: Tensor, like: Tensor) -> Tensor:
         """Return what was chosen, as numbers at which a flow starts."""
-        leaf = one_hot.to(like.dtype).detach().requires_grad_()
+        leaf = make_leaf(one_hot.to(like.dtype))
         self.leaves.append(Leaf("choice", leaf))
         return leaf
 
@@ -537,7 +263,7 @@ class Rules(TorchFunctionMode):
         if not isinstance(x, Tensor) or is_live(x):
             return x
         # Of masks softmax takes what was chosen.
-        if self.table is not SECANTS or not differs(x, like) or bool((x < MASKED).any()):
+        if not differs(x, like) or bool((x < MASKED).any()):
             return x
         return self.chosen(x, like)
 
@@ -546,43 +272,125 @@ class Rules(TorchFunctionMode):
         seen = mask if mask.dtype == torch.bool else mask.detach() >= MASKED
         return self.chosen(seen, like) if differs(seen, like) else None
 
-    def constant(self, value: Any, like: Tensor) -> Tensor:
-        """Return a constant that is added to an activation, at which a flow starts."""
-        value = torch.as_tensor(value, dtype=like.dtype, device=like.device)
-        leaf = value.detach().clone().requires_grad_()
-        self.leaves.append(Leaf("constant", leaf))
-        return leaf
 
-
-def _check_derivative(x: Tensor) -> None:
-    """Refuse an activation that a function with a derivative of its own made."""
-    function = getattr(type(x.grad_fn), "_forward_cls", None)
-    if function is not None and function.__module__ != __name__:
-        raise UnknownOperationError(
-            f"{function.__name__}, a torch.autograd.Function, has no rule{_called_by()}"
-        )
-
-
-def _constant_weights(value: Any) -> Any:
-    if isinstance(value, nn.Parameter):
+def _without_gradient(value: Any) -> Any:
+    """Return an argument; what requires a gradient and is no activation is a constant."""
+    if isinstance(value, Tensor):
+        if not value.requires_grad or hasattr(value, "in_pass") or _is_changed(value):
+            return value
+        if value.grad_fn is not None and _follows(value.grad_fn):
+            raise _named(UnknownOperationError("has no rule"), value.grad_fn.name())
         return value.detach()
     if type(value) in (list, tuple):
-        return type(value)(_constant_weights(x) for x in value)
+        return type(value)(_without_gradient(x) for x in value)
     return value
 
 
-def _tensors(values: Sequence[Any]) -> Iterator[Tensor]:
+def _is_changed(x: Tensor) -> bool:
+    """Return whether numbers became an activation because a view of them was changed, or its base.
+
+    Operations in place are seen as all others are.
+    """
+    by_view = x.grad_fn is not None and x.grad_fn.name().endswith("CopySlices")
+    return by_view or (x._is_view() and hasattr(x._base, "in_pass"))
+
+
+def _follows(node: Any) -> bool:
+    """Return whether a graph, which no rule made, starts at an activation of the pass."""
+    seen, left = set(), [node]
+    while left:
+        node = left.pop()
+        if hasattr(getattr(node, "variable", None), "in_pass"):
+            return True
+        for before, _ in node.next_functions:
+            if before is not None and before not in seen:
+                seen.add(before)
+                left.append(before)
+    return False
+
+
+def _check_context(x: Tensor) -> None:
+    """Refuse contexts of torch in which activations have no graph, or are rounded."""
+    if torch.is_inference_mode_enabled():
+        raise UnknownOperationError("no flow passes torch.inference_mode")
+    if torch.is_autocast_enabled(x.device.type):
+        raise UnknownOperationError("torch.autocast rounds to 16 bits")
+
+
+def _mark(result: Any) -> None:
+    """Mark what follows from the embeddings in this pass, as an operation returned it."""
+    for x in tensors_in((result,)):
+        if x.requires_grad:
+            if x.dtype in NARROW:
+                raise UnknownOperationError(f"activations are rounded to {x.dtype}")
+            x.in_pass = True  # type: ignore[attr-defined]
+
+
+def _named(error: UnknownOperationError, name: str) -> UnknownOperationError:
+    """Return an error with the name of its operation, and the line that calls it."""
+    if error.is_named:
+        return error
+    message = str(error)
+    separator = " " if message == "has no rule" else ": "
+    named = UnknownOperationError(f"{name}{separator}{message}{called_by()}")
+    named.is_named = True
+    return named
+
+
+def _into(place: Any, result: Any) -> Any:
+    """Write the result of an operation into its place, one tensor or several, and return that."""
+    for x, y in zip(tensors_in((place,)), tensors_in((result,)), strict=True):
+        if x.shape != y.shape:
+            raise UnknownOperationError(
+                f"a result of shape {tuple(y.shape)} in the place of {tuple(x.shape)}"
+            )
+        before_change(x)
+        x.copy_(y)
+    _mark(place)
+    return place
+
+
+@cache
+def _signature(function: Any) -> inspect.Signature | None:
+    try:
+        return inspect.signature(function)
+    except ValueError:  # of a function in C
+        return None
+
+
+def _without_in_place(
+    func: Any, args: Sequence[Any], kwargs: dict[str, Any]
+) -> tuple[Sequence[Any], dict[str, Any], bool]:
+    """Return the arguments of a call without `inplace`, and whether it is set."""
+    signature = _signature(func) if inspect.isfunction(func) else None
+    if signature is None or "inplace" not in signature.parameters:
+        return args, kwargs, False
+    given = signature.bind(*args, **kwargs).arguments
+    in_place = given.pop("inplace", False)
+    first, *others = given
+    return [given[first]], {name: given[name] for name in others}, in_place
+
+
+def _renamed(rule: Rule, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return named arguments by the names that a rule has for them."""
+    taken = _signature(rule)
+    assert taken is not None
+    names = {name: name if name in taken.parameters else ALIASES.get(name, name) for name in kwargs}
+    return {names[name]: value for name, value in kwargs.items()}
+
+
+def tensors_in(values: Sequence[Any]) -> Iterator[Tensor]:
     """Yield the tensors among arguments, which may be lists of tensors."""
     for value in values:
         if isinstance(value, Tensor):
             yield value
-        elif type(value) in (list, tuple):
-            yield from _tensors(value)
+        elif isinstance(value, (list, tuple)):
+            yield from tensors_in(value)
 
 
-def _called_by() -> str:
+def called_by() -> str:
     """Return the line of the model's code that calls an operation."""
-    inside = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "einops")
+    inside = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]), "einops")
     for frame in reversed(traceback.extract_stack()):
         if not any(folder in frame.filename for folder in inside):
             place = f"{Path(frame.filename).name}, line {frame.lineno}"
@@ -590,19 +398,18 @@ def _called_by() -> str:
     return ""
 
 
-def rule(names: str, *tables: dict[str, Rule]) -> Callable[[Rule], Rule]:
-    """Add a function to tables as the rule of some operations."""
+def rule(names: str) -> Callable[[Rule], Rule]:
+    """Add a function to the table as the rule of some operations."""
 
     def add(function: Rule) -> Rule:
-        for table in tables:
-            for name in names.split():
-                table[name] = function
+        for name in names.split():
+            RULES[name] = function
         return function
 
     return add
 
 
-def composed(names: str, *tables: dict[str, Rule]) -> Callable[[Rule], Rule]:
+def composed(names: str) -> Callable[[Rule], Rule]:
     """Add a function of other operations, which have their own rules."""
 
     def add(function: Rule) -> Rule:
@@ -610,7 +417,10 @@ def composed(names: str, *tables: dict[str, Rule]) -> Callable[[Rule], Rule]:
             with mode:
                 return function(*args, **kwargs)
 
-        return rule(names, *tables)(run)
+        parameters = [*inspect.signature(lambda mode, func: 0).parameters.values()]
+        parameters += inspect.signature(function).parameters.values()
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        return rule(names)(run)
 
     return add
 
@@ -619,101 +429,65 @@ def composed(names: str, *tables: dict[str, Rule]) -> Callable[[Rule], Rule]:
 
 
 def _elementwise(name: str) -> None:
-    def secant(mode: Rules, func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        if not is_live(x) or any(is_live(y) for y in _tensors((*args, *kwargs.values()))):
-            if name == "clamp":
-                return _clamped(mode, x, *args, **kwargs)
+    def secant(mode: Rules, func: Any, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if not is_live(input) or any(map(is_live, tensors_in((*args, *kwargs.values())))):
             raise UnknownOperationError("more than one activation in a function of one")
-        kwargs.pop("inplace", None)
-        return Elementwise.apply(x, lambda z: func(z, *args, **kwargs))
+        return Elementwise.apply(input, lambda z: func(z, *args, **kwargs))
 
-    def relevance(mode: Rules, func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        if name in FROZEN:
-            return func(x, *args, **kwargs).detach()
-        kwargs.pop("inplace", None)
-        return ratio(mode, lambda z: func(z, *args, **kwargs), x)
-
-    rule(name, SECANTS)(secant)
-    rule(name, RELEVANCE)(relevance)
-    for table, function in ((SECANTS, secant), (RELEVANCE, relevance)):
-        rule(f"{name}_", table)(_written_back(name, function))
-
-
-def _written_back(name: str, function: Rule) -> Rule:
-    def run(mode: Rules, func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        plain = getattr(torch, name, None) or getattr(functional, name)
-        return x.copy_(function(mode, plain, x.clone(), *args, **kwargs))
-
-    return run
-
-
-def ratio(mode: Rules, f: Function, x: Tensor) -> Tensor:
-    """Return f(x) = r x + f(0) with the ratio r held fixed, on one text."""
-    at_zero = f(torch.zeros_like(x)).detach()
-    if not at_zero.any():
-        return Ratio.apply(x, f)
-    return Ratio.apply(x, lambda z: f(z) - at_zero) + mode.constant(at_zero, x)
+    rule(name)(secant)
 
 
 for _name in sorted(OF_NUMBERS):
     _elementwise(_name)
 
 
-def activation(mode: Rules, f: Function, x: Tensor) -> Tensor:
+def activation(f: Function, x: Tensor) -> Tensor:
     """Return a function of each number that is made of several operations, by one rule."""
-    if mode.table is not SECANTS:
-        return ratio(mode, f, x)
-    return Elementwise.apply(x, f)
+    y: Tensor = Elementwise.apply(x, f)
+    y.in_pass = True  # type: ignore[attr-defined]
+    return y
 
 
-@rule("pow", SECANTS, RELEVANCE)
-def _power(mode: Rules, func: Any, x: Tensor, exponent: Any) -> Tensor:
+@rule("clamp clip")
+def _clamped(mode: Rules, func: Any, input: Tensor, min: Any = None, max: Any = None) -> Tensor:
+    if not any(isinstance(bound, Tensor) for bound in (min, max)):
+        return Elementwise.apply(input, lambda z: func(z, min, max))
+    x = input if min is None else _larger(mode, torch.maximum, input, min)
+    return x if max is None else _larger(mode, torch.minimum, x, max)
+
+
+@rule("pow")
+def _power(mode: Rules, func: Any, input: Any, exponent: Any) -> Tensor:
     if is_live(exponent):
-        raise UnknownOperationError("an exponent that is an activation")
-    if mode.table is not SECANTS:
-        if exponent < 0:  # as rsqrt and reciprocal
-            return x.pow(exponent).detach()
-        return ratio(mode, lambda z: z.pow(exponent), x)
-    return Elementwise.apply(x, lambda z: z.pow(exponent))
+        if is_live(input):
+            raise UnknownOperationError("a base and an exponent that are activations")
+        return Elementwise.apply(exponent, lambda z: func(input, z))
+    return Elementwise.apply(input, lambda z: func(z, exponent))
 
 
-@rule("rpow", SECANTS, RELEVANCE)
-def _exponential(mode: Rules, func: Any, x: Tensor, base: Any) -> Tensor:
-    if mode.table is not SECANTS:
-        return func(x, base).detach()
-    return Elementwise.apply(x, lambda z: func(z, base))
+@rule("rpow")
+def _exponential(mode: Rules, func: Any, input: Tensor, other: Any) -> Tensor:
+    return _power(mode, torch.pow, other, input)
 
 
-# Sums. On one text a constant that is added is a start of the flow.
+# Sums.
 
 
-@rule("add add_ sub sub_ rsub", RELEVANCE)
-def _sum_with_constant(mode: Rules, func: Any, a: Any, b: Any, **options: Any) -> Tensor:
-    a = a if is_live(a) else mode.constant(a, b)
-    b = b if is_live(b) else mode.constant(b, a)
-    return func(a, b, **options)
-
-
-@rule("cat stack", RELEVANCE)
-def _joined(mode: Rules, func: Any, tensors: Sequence[Tensor], *args: Any, **kwargs: Any) -> Tensor:
-    like = next(x for x in tensors if is_live(x))
-    parts = [x if is_live(x) else mode.constant(x, like) for x in tensors]
-    return func(parts, *args, **kwargs)
-
-
-@rule("cat stack", SECANTS)
+@rule("cat stack")
 def _side_by_side(mode: Rules, func: Any, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
-    if dim == 0:
+    axes = tensors[0].dim() + (func.__name__ == "stack")
+    if dim % axes == 0:
         raise UnknownOperationError("activations are joined along the axis of texts")
-    return func(tensors, dim)
+    like = next(x for x in tensors if is_live(x))
+    return func([mode.known(x, like) for x in tensors], dim)
 
 
-@rule("add add_ sub sub_ rsub", SECANTS)
-def _sum(mode: Rules, func: Any, a: Any, b: Any, **options: Any) -> Tensor:
-    return func(mode.known(a, b), mode.known(b, a), **options)
+@rule("add sub rsub")
+def _sum(mode: Rules, func: Any, input: Any, other: Any, **options: Any) -> Tensor:
+    return func(mode.known(input, other), mode.known(other, input), **options)
 
 
-@rule("linear conv1d conv2d", SECANTS, RELEVANCE)
+@rule("linear conv1d conv2d")
 def _affine(
     mode: Rules,
     func: Any,
@@ -726,19 +500,14 @@ def _affine(
     def product(x: Tensor, W: Tensor) -> Tensor:
         return func(x, W, None, *args, **kwargs)
 
-    if is_live(input) and is_live(weight):
-        y = (
-            Shared.apply(product, input, weight)
-            if mode.table is not SECANTS
-            else TwoFactors.apply(input, weight, product)
-        )
-    elif mode.table is SECANTS and not is_live(bias):
+    if not is_live(weight) and not is_live(bias):
+        if func.__name__ == "linear":
+            return Linear.apply(input, weight, bias)
         return func(input, weight, bias, *args, **kwargs)
-    else:
-        y = product(input, weight)
+    is_product = is_live(input) and is_live(weight)
+    y = TwoFactors.apply(input, weight, product) if is_product else product(input, weight)
     if bias is None:
         return y
-    bias = bias if is_live(bias) or mode.table is SECANTS else mode.constant(bias, input)
     spatial = weight.dim() - 2  # a convolution's further axes, after that of channels
     return y + bias.reshape(-1, *[1] * spatial)
 
@@ -746,43 +515,46 @@ def _affine(
 # Products.
 
 
-@rule("mul", SECANTS, RELEVANCE)
-def _product(mode: Rules, func: Any, a: Any, b: Any) -> Tensor:
-    a, b = mode.known(a, b), mode.known(b, a)
-    if not (is_live(a) and is_live(b)):
-        return func(a, b)
-    return Shared.apply(torch.mul, a, b) if mode.table is not SECANTS else Multiply.apply(a, b)
+@rule("mul")
+def _product(mode: Rules, func: Any, input: Any, other: Any) -> Tensor:
+    a, b = mode.known(input, other), mode.known(other, input)
+    return Multiply.apply(a, b) if is_live(a) and is_live(b) else func(a, b)
 
 
-@rule("mul_", SECANTS, RELEVANCE)
-def _product_in_place(mode: Rules, func: Any, a: Tensor, b: Any) -> Tensor:
-    return a.copy_(_product(mode, torch.mul, a.clone(), b)) if is_live(b) else func(a, b)
-
-
-@rule("matmul bmm rmatmul", SECANTS, RELEVANCE)
-def _matrix_product(mode: Rules, func: Any, a: Tensor, b: Tensor) -> Tensor:
-    if getattr(func, "__name__", "") == "__rmatmul__":
-        a, b = b, a
-    if not (is_live(a) and is_live(b)):
-        y = a @ b
-    elif mode.table is not SECANTS:
-        y = Shared.apply(torch.matmul, a, b)
-    elif min(a.dim(), b.dim()) < 2:
-        y = TwoFactors.apply(a, b, torch.matmul)
+@rule("matmul rmatmul")
+def _matrix_product(mode: Rules, func: Any, input: Tensor, other: Tensor) -> Tensor:
+    a, b = (other, input) if func.__name__ == "__rmatmul__" else (input, other)
+    if min(a.dim(), b.dim()) > 2:  # else the first axis is none of texts
+        a, b = mode.known(a, b), mode.known(b, a)
+    if is_live(a) and is_live(b):
+        vectors = min(a.dim(), b.dim()) < 2
+        y = TwoFactors.apply(a, b, torch.matmul) if vectors else MatrixProduct.apply(a, b)
+    elif is_live(a) and a.dim() > 1 and b.dim() == 2:
+        return Linear.apply(a, b.T, None)
     else:
-        y = MatrixProduct.apply(a, b)
-    mix = product_mix(a, b, y, mode.texts) if is_live(b) else None
-    if mix is not None:
-        mode.mixes.append(mix)
+        y = a @ b
+    if is_live(b):
+        _mark(y)
+        with mode:
+            mix = product_mix(a, b, y, mode.texts)
+        mode.mixes += [] if mix is None else [mix]
     return y
 
 
-@composed("addmm", SECANTS, RELEVANCE)
-def _added_product(c: Any, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    return beta * c + alpha * (a @ b) if (beta, alpha) != (1, 1) else c + a @ b
+@rule("bmm mm")
+def _product_of_matrices(mode: Rules, func: Any, input: Tensor, mat2: Tensor) -> Tensor:
+    return _matrix_product(mode, torch.matmul, input, mat2)
 
 
-@composed("baddbmm", SECANTS, RELEVANCE)
+@composed("addmm")
+def _added_product(
+    input: Any, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1
+) -> Tensor:
+    product = mat1 @ mat2
+    return beta * input + alpha * product if (beta, alpha) != (1, 1) else input + product
+
+
+@composed("baddbmm")
 def _added_products(
     input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1, alpha: float = 1
 ) -> Tensor:
@@ -790,19 +562,19 @@ def _added_products(
     return beta * input + product if beta else product
 
 
-@composed("addcmul", SECANTS, RELEVANCE)
-def _added_elements(c: Tensor, a: Tensor, b: Tensor, *, value: float = 1) -> Tensor:
-    return c + value * (a * b)
+@composed("addcmul")
+def _added_elements(input: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: float = 1) -> Tensor:
+    return input + value * (tensor1 * tensor2)
 
 
-@composed("lerp", SECANTS, RELEVANCE)
-def _between(a: Tensor, b: Tensor, weight: Any) -> Tensor:
-    return a + weight * (b - a)
+@composed("lerp")
+def _between(input: Tensor, end: Tensor, weight: Any) -> Tensor:
+    return input + weight * (end - input)
 
 
-@rule("einsum", SECANTS, RELEVANCE)
+@rule("einsum")
 def _contraction(mode: Rules, func: Any, equation: str, *operands: Any) -> Tensor:
-    tensors = list(operands[0]) if len(operands) == 1 and not is_live(operands[0]) else [*operands]
+    tensors = [*tensors_in(operands)]
     live = [x for x in tensors if is_live(x)]
 
     def contract(*given: Tensor) -> Tensor:
@@ -811,37 +583,32 @@ def _contraction(mode: Rules, func: Any, equation: str, *operands: Any) -> Tenso
 
     if len(live) == 1:
         return contract(*live)
-    if mode.table is not SECANTS:
-        return Shared.apply(contract, *live)
     if len(live) > 2:
         raise UnknownOperationError("einsum of more than two activations")
     return TwoFactors.apply(*live, contract)
 
 
-@rule("div", SECANTS, RELEVANCE)
-def _divided(mode: Rules, func: Any, a: Any, b: Any, **options: Any) -> Tensor:
-    if options.get("rounding_mode") is not None:
+@rule("div")
+def _divided(
+    mode: Rules, func: Any, input: Any, other: Any, *, rounding_mode: Any = None
+) -> Tensor:
+    if rounding_mode is not None:
         raise UnknownOperationError("a quotient that is rounded")
-    if not is_live(b):
-        return func(a, b)
+    if not is_live(other):
+        return func(input, other)
     with mode:
-        return a * torch.reciprocal(b)
+        return input * torch.reciprocal(other)
 
 
-@rule("rdiv", SECANTS, RELEVANCE)
-def _divides(mode: Rules, func: Any, b: Tensor, a: Any) -> Tensor:
-    return _divided(mode, torch.div, a, b)
-
-
-@rule("div_", SECANTS, RELEVANCE)
-def _divided_in_place(mode: Rules, func: Any, a: Tensor, b: Any) -> Tensor:
-    return a.copy_(_divided(mode, torch.div, a.clone(), b)) if is_live(b) else func(a, b)
+@rule("rdiv")
+def _divides(mode: Rules, func: Any, input: Tensor, other: Any) -> Tensor:
+    return _divided(mode, torch.div, other, input)
 
 
 # Norms.
 
 
-@composed("rms_norm", SECANTS, RELEVANCE)
+@composed("rms_norm")
 def _rms_norm(
     input: Tensor, normalized_shape: Sequence[int], weight: Any = None, eps: float | None = None
 ) -> Tensor:
@@ -849,21 +616,27 @@ def _rms_norm(
     return _affine_norm(input, range(-len(normalized_shape), 0), weight, None, eps)
 
 
-@composed("layer_norm", SECANTS, RELEVANCE)
+@composed("layer_norm")
 def _layer_norm(
     input: Tensor,
     normalized_shape: Sequence[int],
     weight: Any = None,
     bias: Any = None,
     eps: float = 1e-5,
+    cudnn_enable: bool = True,
 ) -> Tensor:
     axes = tuple(range(-len(normalized_shape), 0))
     return _affine_norm(input - input.mean(axes, keepdim=True), axes, weight, bias, eps)
 
 
-@composed("group_norm", SECANTS, RELEVANCE)
+@composed("group_norm")
 def _group_norm(
-    input: Tensor, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5
+    input: Tensor,
+    num_groups: int,
+    weight: Any = None,
+    bias: Any = None,
+    eps: float = 1e-5,
+    cudnn_enabled: bool = True,
 ) -> Tensor:
     x, shape = input.unflatten(1, (num_groups, -1)), (num_groups, -1, *[1] * (input.dim() - 2))
     axes = tuple(range(2, x.dim()))
@@ -879,46 +652,54 @@ def _affine_norm(
     return y if bias is None else y + bias
 
 
-@composed("var", SECANTS, RELEVANCE)
+@composed("var")
 def _variance(
-    x: Tensor, dim: Any = None, unbiased: bool = True, keepdim: bool = False, correction: Any = None
+    input: Tensor,
+    dim: Any = None,
+    unbiased: bool = True,
+    keepdim: bool = False,
+    *,
+    correction: Any = None,
 ) -> Tensor:
+    if isinstance(dim, bool):  # var(input, unbiased)
+        dim, unbiased = None, dim
     less = int(unbiased) if correction is None else correction
-    count = x.numel() if dim is None else math.prod(x.shape[d] for d in _axes(dim))
-    dim = tuple(range(x.dim())) if dim is None else dim
-    centred = x - x.mean(dim, keepdim=True)
+    count = input.numel() if dim is None else math.prod(input.shape[d] for d in _axes(dim))
+    dim = tuple(range(input.dim())) if dim is None else dim
+    centred = input - input.mean(dim, keepdim=True)
     return (centred * centred).sum(dim, keepdim=keepdim) / (count - less)
 
 
-@composed("std", SECANTS, RELEVANCE)
-def _deviation(*args: Any, **kwargs: Any) -> Tensor:
-    return torch.sqrt(torch.var(*args, **kwargs))
+@composed("std")
+def _deviation(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    return torch.sqrt(torch.var(input, *args, **kwargs))
 
 
-@composed("norm", SECANTS, RELEVANCE)
+@rule("norm linalg_norm linalg_vector_norm")
 def _size(
-    x: Tensor,
+    mode: Rules,
+    func: Any,
+    input: Tensor,
     p: Any = 2,
     dim: Any = None,
     keepdim: bool = False,
     *,
     ord: Any = None,
     dtype: torch.dtype | None = None,
-    out: None = None,
 ) -> Tensor:
-    order = p if ord is None else ord
-    if order not in (1, 2, "fro"):
+    order = next((x for x in (ord, p) if x is not None), 2)
+    of_matrix = func.__name__ == "linalg_norm" and order != "fro" and ord is not p
+    if order not in (1, 2, "fro") or (of_matrix and dim is not None and len(_axes(dim)) == 2):
         raise UnknownOperationError(f"a norm of order {order}")
-    x = x if dtype is None else x.to(dtype)
-    if order == 1:
-        return torch.abs(x).sum(dim, keepdim=keepdim)
-    return torch.sqrt((x * x).sum(dim, keepdim=keepdim))
+    with mode:
+        x = input if dtype is None else input.to(dtype)
+        if order == 1:
+            return torch.abs(x).sum(dim, keepdim=keepdim)
+        return torch.sqrt((x * x).sum(dim, keepdim=keepdim))
 
 
-@composed("normalize", SECANTS, RELEVANCE)
-def _normalised(
-    input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: None = None
-) -> Tensor:
+@composed("normalize")
+def _normalised(input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> Tensor:
     if p != 2:
         raise UnknownOperationError(f"a norm of order {p}")
     return input / torch.sqrt((input * input).sum(dim, keepdim=True)).clamp_min(eps)
@@ -931,16 +712,14 @@ def _axes(dim: Any) -> tuple[int, ...]:
 # Softmax and attention.
 
 
-@rule("softmax log_softmax", SECANTS, RELEVANCE)
+@rule("softmax log_softmax")
 def _softmax(
-    mode: Rules, func: Any, x: Tensor, dim: Any = None, *args: Any, **kwargs: Any
+    mode: Rules, func: Any, input: Tensor, dim: Any = None, *args: Any, dtype: Any = None, **_: Any
 ) -> Tensor:
     if dim is None:
         raise UnknownOperationError("a softmax without dim")
-    dtype = kwargs.get("dtype") or next((a for a in args if isinstance(a, torch.dtype)), None)
-    if mode.table is not SECANTS:
-        return func(x, dim, *args, **kwargs).detach()
-    x = (x if dtype is None else x.to(dtype)).movedim(dim, -1)
+    dtype = dtype or next((a for a in args if isinstance(a, torch.dtype)), None)
+    x = (input if dtype is None else input.to(dtype)).movedim(dim, -1)
     if func.__name__ == "log_softmax":
         return (x - _log_sum(x)).movedim(-1, dim)
     return Softmax.apply(x, mode.seen(x, x)).movedim(-1, dim)
@@ -952,38 +731,33 @@ def _log_sum(x: Tensor) -> Tensor:
     return LogSumExp.apply(x)
 
 
-@rule("logsumexp", SECANTS, RELEVANCE)
-def _log_of_sum(mode: Rules, func: Any, x: Tensor, dim: Any, keepdim: bool = False) -> Tensor:
+@rule("logsumexp")
+def _log_of_sum(mode: Rules, func: Any, input: Tensor, dim: Any, keepdim: bool = False) -> Tensor:
     if len(_axes(dim)) > 1:
         raise UnknownOperationError("logsumexp over several axes")
-    if mode.table is not SECANTS:
-        return func(x, dim, keepdim=keepdim).detach()
     (axis,) = _axes(dim)
-    y = _log_sum(x.movedim(axis, -1)).movedim(-1, axis)
+    y = _log_sum(input.movedim(axis, -1)).movedim(-1, axis)
     return y if keepdim else y.squeeze(axis)
 
 
-@composed("glu", SECANTS, RELEVANCE)
+@composed("glu")
 def _gated(input: Tensor, dim: int = -1) -> Tensor:
     a, b = input.chunk(2, dim)
     return a * torch.sigmoid(b)
 
 
-@rule("scaled_dot_product_attention", SECANTS, RELEVANCE)
-def _attention(mode: Rules, func: Any, query: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    dropout = kwargs.get("dropout_p", args[3] if len(args) > 3 else 0.0)
+@rule("scaled_dot_product_attention")
+def _attention(
+    mode: Rules, func: Any, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any
+) -> Tensor:
+    dropout = kwargs.get("dropout_p", args[1] if len(args) > 1 else 0.0)
     if dropout:
         raise UnknownOperationError(f"attention with dropout_p={dropout}")
     if query.dim() != 4:
         raise UnknownOperationError(f"queries of shape {tuple(query.shape)}, expected four axes")
-    call = AttentionCall.of(query, *args, **kwargs)
-    if mode.table is not SECANTS:
-        call = call._replace(query=call.query.detach(), key=call.key.detach())
-        y = functional.scaled_dot_product_attention(
-            *call[:3], attn_mask=call.mask, scale=call.scale
-        )
-    else:
-        y = Attend.apply(*call, mode.seen(call.mask, query))
+    with mode:
+        call = AttentionCall.of(query, key, value, *args, **kwargs)
+    y: Tensor = Attend.apply(*call, mode.seen(call.mask, query))
     mode.mixes.append(call.mix(y))
     return y
 
@@ -993,33 +767,53 @@ def _attention(mode: Rules, func: Any, query: Tensor, *args: Any, **kwargs: Any)
 
 def _take(mode: Rules, x: Tensor, index: Int[Tensor, "*shape"]) -> Tensor:
     """Return x at an index of its last axis, which depends on the texts."""
-    if mode.table is not SECANTS or not differs(index, x):
+    if not differs(index, x):
         return torch.gather(x, -1, index)
     one_hot = functional.one_hot(index, x.shape[-1])
     return Gather.apply(x, mode.chosen(one_hot, x), index)
 
 
-@rule("topk sort", SECANTS, RELEVANCE)
-def _largest(mode: Rules, func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-    result = func(x.detach(), *args, **kwargs)
-    default = 1 if func.__name__ == "topk" else 0
-    dim = kwargs.get("dim", args[default] if len(args) > default else -1)
+@rule("topk")
+def _largest(
+    mode: Rules, func: Any, input: Tensor, k: int, dim: int = -1, *args: Any, **options: Any
+) -> Any:
+    return _picked(mode, input, dim, func(input.detach(), k, dim, *args, **options))
+
+
+@rule("sort")
+def _sorted(
+    mode: Rules, func: Any, input: Tensor, dim: int = -1, *args: Any, **options: Any
+) -> Any:
+    return _picked(mode, input, dim, func(input.detach(), dim=dim, *args, **options))  # noqa: B026
+
+
+def _picked(mode: Rules, x: Tensor, dim: int, result: Any) -> Any:
+    """Return what an operation picked along an axis: values with a graph, and their places."""
     index = result[1]
     values = _take(mode, x.movedim(dim, -1), index.movedim(dim, -1)).movedim(-1, dim)
     return type(result)((values, index))
 
 
-@rule("max min amax amin", SECANTS, RELEVANCE)
-def _extreme(mode: Rules, func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+@rule("max min amax amin")
+def _extreme(
+    mode: Rules,
+    func: Any,
+    input: Tensor,
+    dim: Any = None,
+    keepdim: bool = False,
+    *,
+    other: Tensor | None = None,
+) -> Any:
     name = func.__name__
-    dim = kwargs.get("dim", args[0] if args and isinstance(args[0], (int, tuple)) else None)
-    if args and isinstance(args[0], Tensor):
-        return _larger(mode, torch.maximum if name == "max" else torch.minimum, x, args[0])
-    if dim is None or not isinstance(dim, int):
-        raise UnknownOperationError(f"{name} over all numbers, which joins both texts")
-    keepdim = kwargs.get("keepdim", args[1] if len(args) > 1 else False)
-    moved = x.movedim(dim, -1)
+    other = dim if isinstance(dim, Tensor) else other
+    if other is not None:
+        return _larger(mode, torch.maximum if name == "max" else torch.minimum, input, other)
+    if isinstance(dim, (tuple, list)) and len(dim) == 1:
+        (dim,) = dim
+    if not isinstance(dim, int):
+        raise UnknownOperationError("over all numbers, which joins both texts")
     find = torch.argmax if "max" in name else torch.argmin
+    moved = input.movedim(dim, -1)
     index = find(moved.detach(), -1, keepdim=True)
     values = _take(mode, moved, index).movedim(-1, dim)
     index = index.movedim(-1, dim)
@@ -1031,32 +825,22 @@ def _extreme(mode: Rules, func: Any, x: Tensor, *args: Any, **kwargs: Any) -> An
     return kind((values, index))
 
 
-def _clamped(mode: Rules, x: Tensor, min: Any = None, max: Any = None) -> Tensor:
-    """Return numbers between bounds that are activations."""
-    x = x if min is None else _larger(mode, torch.maximum, x, min)
-    return x if max is None else _larger(mode, torch.minimum, x, max)
-
-
-@rule("maximum minimum", SECANTS, RELEVANCE)
-def _larger(mode: Rules, func: Any, a: Any, b: Any) -> Tensor:
-    of_both = is_live(a) and is_live(b)
-    x, other = (a, b) if is_live(a) else (b, a)
-    if of_both or (isinstance(other, Tensor) and other.numel() > 1):
-        first = (x >= other) if getattr(func, "__name__", "") == "maximum" else (x <= other)
-        return _choose(mode, first, x, other)
-    if mode.table is not SECANTS:
-        return ratio(mode, lambda z: func(z, other), x)
-    return Elementwise.apply(x, lambda z: func(z, other))
+@rule("maximum minimum")
+def _larger(mode: Rules, func: Any, input: Any, other: Any) -> Tensor:
+    x, y = (input, other) if is_live(input) else (other, input)
+    if is_live(y) or (isinstance(y, Tensor) and y.numel() > 1):
+        first = (x >= y) if func.__name__ == "maximum" else (x <= y)
+        return _choose(mode, first, x, y)
+    y = torch.as_tensor(y, dtype=x.dtype, device=x.device)
+    return Elementwise.apply(x, lambda z: func(z, y))
 
 
 def _choose(mode: Rules, condition: Tensor, a: Any, b: Any) -> Any:
     like = a if is_live(a) else b
     a, b = (torch.as_tensor(x, dtype=like.dtype, device=like.device) for x in (a, b))
-    if mode.table is not SECANTS:
-        return torch.where(condition, *(_started(mode, x, like) for x in (a, b)))
     shape = torch.broadcast_shapes(condition.shape, a.shape, b.shape)
     if not differs(condition, like.expand(shape)):
-        return torch.where(condition, a, b)
+        return torch.where(condition, mode.known(a, b), mode.known(b, a))
     a, b = (
         x.expand(shape[:1] + x.shape[1:]) if x.dim() == len(shape) else x.expand(shape)
         for x in (a, b)
@@ -1064,41 +848,65 @@ def _choose(mode: Rules, condition: Tensor, a: Any, b: Any) -> Any:
     return Where.apply(mode.chosen(condition, like), a, b)
 
 
-def _started(mode: Rules, x: Tensor, like: Tensor) -> Tensor:
-    """Return an operand of one text as a start of the flow, unless it masks scores."""
-    return x if is_live(x) or bool((x < MASKED).any()) else mode.constant(x, like)
-
-
-@rule("where", SECANTS, RELEVANCE)
-def _where(mode: Rules, func: Any, condition: Tensor, a: Any = None, b: Any = None) -> Any:
-    if a is None:
+@rule("where")
+def _where(mode: Rules, func: Any, condition: Tensor, input: Any = None, other: Any = None) -> Any:
+    if input is None:
         return func(condition)
-    if is_live(condition):
-        condition = condition.bool()
-    return _choose(mode, condition, a, b)
+    return _choose(mode, condition.bool(), input, other)
 
 
-@rule("masked_fill masked_fill_", SECANTS, RELEVANCE)
-def _masked(mode: Rules, func: Any, x: Tensor, mask: Tensor, value: Any) -> Tensor:
-    if mode.table is SECANTS and not differs(mask, x):
-        return func(x, mask, value)
-    y = _choose(mode, mask, value, x.clone())
-    return x.copy_(y) if func.__name__.endswith("_") else y
+@rule("where_of")  # the method, whose tensor comes before its condition
+def _where_of(mode: Rules, func: Any, input: Tensor, condition: Tensor, other: Any) -> Any:
+    return _choose(mode, condition.bool(), input, other)
 
 
-@rule("gather", SECANTS, RELEVANCE)
-def _gathered(mode: Rules, func: Any, x: Tensor, dim: int, index: Tensor, **options: Any) -> Tensor:
-    if dim in (-1, x.dim() - 1) and index.shape[:-1] == x.shape[:-1]:
-        return _take(mode, x, index)
-    if mode.table is SECANTS and differs(index, x):
+@rule("detach detach_")  # flows pass there too, as in `no_grad`
+def _attached(mode: Rules, func: Any, input: Tensor) -> Tensor:
+    return input.view_as(input) if func.__name__ == "detach" else input
+
+
+@rule("masked_fill")
+def _masked(mode: Rules, func: Any, input: Tensor, mask: Tensor, value: Any) -> Tensor:
+    if is_live(value) or differs(mask, input):
+        return _choose(mode, mask, value, input)
+    return func(input, mask, value)
+
+
+@rule("__setitem__")
+def _written(mode: Rules, func: Any, input: Tensor, index: Any, value: Any) -> None:
+    is_mask = isinstance(index, Tensor) and index.dtype == torch.bool
+    if not (is_mask and differs(index, input)):
+        func(input, index, value)
+    elif isinstance(value, Tensor) and value.dim():
+        raise UnknownOperationError("places that differ between both texts have several values")
+    else:
+        input.copy_(_choose(mode, index, value, input.clone()))
+
+
+@rule("gather")
+def _gathered(
+    mode: Rules, func: Any, input: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False
+) -> Tensor:
+    if dim in (-1, input.dim() - 1) and index.shape[:-1] == input.shape[:-1]:
+        return _take(mode, input, index)
+    if differs(index, input):
         raise UnknownOperationError("places that differ between both texts, on an inner axis")
-    return func(x, dim, index)
+    return func(input, dim, index)
 
 
-@rule("linalg_solve_triangular", SECANTS, RELEVANCE)
+@rule("linalg_solve_triangular")
 def _solved(
-    mode: Rules, func: Any, A: Tensor, B: Tensor, *, upper: bool, unitriangular: bool = False
+    mode: Rules,
+    func: Any,
+    A: Tensor,
+    B: Tensor,
+    *,
+    upper: bool,
+    left: bool = True,
+    unitriangular: bool = False,
 ) -> Tensor:
     if not is_live(A):
-        return func(A, B, upper=upper, unitriangular=unitriangular)
-    return Solve.apply(A, B, upper, unitriangular, mode.table is SECANTS)
+        return func(A, B, upper=upper, left=left, unitriangular=unitriangular)
+    if not left:
+        raise UnknownOperationError("left=False")
+    return Solve.apply(A, B, upper, unitriangular)

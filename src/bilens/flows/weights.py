@@ -34,7 +34,7 @@ class PartWeights(Reading):
     Attributes:
         part: its address, with the token there.
         flow: through it.
-        measured: its effect in the running model: removed on one text, exchanged between two.
+        measured: its effect in the running model, exchanged between the texts.
         share: of an MLP, the share of its measured effect that its strongest eigenvectors carry
             when all others are removed; None of a head.
         weights: tables by their captions: eigenvectors or experts of an MLP; of a head pairs of
@@ -76,7 +76,7 @@ def open_part(model: ResidualModel, flow: Flow, part: str, *, k: Count = 3) -> P
 
     **An MLP that is a tensor.** Later parts read its output y along w, and w . y = z'Qz with
     Q = sum_r (w'D)_r (L_r R_r' + R_r L_r') / 2. Eigenvectors v_i of Q with eigenvalues l_i carry
-    l_i (v_i . z)^2, and between two texts l_i (v_i . (z1 + z0)) (v_i . Dz). Their outputs
+    l_i (v_i . (z1 + z0)) (v_i . Dz). Their outputs
     B(z, v_i) (v_i . z) add up to y without its bias, so that all but the strongest are removed from
     the running model. Each has the tokens whose embeddings are farthest along it, those at the
     position and those that the heads of the layer move there.
@@ -90,7 +90,7 @@ def open_part(model: ResidualModel, flow: Flow, part: str, *, k: Count = 3) -> P
 
     Args:
         model: the model of the flow.
-        flow: the flow, of one text or of two.
+        flow: the flow.
         part: address of the part, such as mlp.2@3 or head.1.0@3. Without a position the one is
             taken at which most of its flow goes.
         k: number of eigenvectors; heads have ten pairs of each kind.
@@ -138,9 +138,9 @@ def eigenvectors(model: ResidualModel, flow: Flow, layer: int, position: int) ->
     gain = mlp.residual_scale * (1 if mlp.out_norm is None else mlp.out_norm.gain())
     form = tensor.interaction(w / gain)
     spectrum = form.eigh()
-    z = tensor_inputs(model, flow, layer, position)
-    # z'Qz, or its change (z1 + z0)' Q (z1 - z0).
-    along, moved = (z[0], z[0]) if len(z) == 1 else (z[0] + z[1], z[0] - z[1])
+    first, second = tensor_inputs(model, flow, layer, position)
+    # The change of z'Qz is (z1 + z0)' Q (z1 - z0).
+    along, moved = first + second, first - second
     # The sign of an eigenvector is arbitrary: all point along what is read, or its change.
     vectors = torch.where(spectrum.vectors @ moved < 0, -1, 1)[:, None] * spectrum.vectors
     flows = spectrum.values * (vectors @ along) * (vectors @ moved)
@@ -154,14 +154,12 @@ def tensor_inputs(
     model: ResidualModel, flow: Flow, layer: int, position: int
 ) -> list[Float[Tensor, " n_in"]]:
     """Return the input of an MLP's tensor at a position, in each run of a flow."""
-    if flow.two_texts:
-        ids, other = flow.fitted.rows
-        tokens = flow.fitted.embeddings
-        with embedded(model, model.places.rows(other) if tokens is None else tokens):
-            second = [model.mlp_inputs(layer, other[None])]
-    else:
-        ids, second = flow.ids, []
-    z = [x[0, position] for x in (model.mlp_inputs(layer, ids[None]), *second)]
+    ids, other = flow.fitted.rows
+    tokens = flow.fitted.embeddings
+    first = model.mlp_inputs(layer, ids[None])
+    with embedded(model, model.places.rows(other) if tokens is None else tokens):
+        second = model.mlp_inputs(layer, other[None])
+    z = [x[0, position] for x in (first, second)]
     # A tensor with biases has a last input of 1.
     return [pad(x, (0, model.mlp(layer).n_in - len(x)), value=1.0) for x in z]
 

@@ -58,7 +58,6 @@ def attribution_graph(
                 "value": page.value,
                 "values": list(page.values),
                 "absolute_flow": page.absolute,
-                "held_fixed": list(page.frozen),
             },
         },
         "qParams": {
@@ -88,8 +87,6 @@ def _node(page: FlowPage, number: int, held: float, probability: float) -> dict[
         "mlp": "cross layer transcoder",
         "choice": "cross layer transcoder",
         "token": "embedding",
-        "position": "embedding",
-        "bias": "bias",
         "output": "logit",
     }
     kind = kinds[node.kind]

@@ -32,9 +32,6 @@ def flow_sections(reading: FlowReading) -> list[Section]:
         method = (
             "Each node's change was exchanged between the texts, in both directions; the mean "
             "is shown."
-            if reading.flow.two_texts
-            else "Each node was removed from the running model, in which norms, patterns and "
-            "gates then change; the flow of one text holds them fixed."
         )
         # Only the paths are estimates, what is removed or exchanged is measured.
         text = (
@@ -87,8 +84,8 @@ def node_table(flow: Flow, page: FlowPage) -> pd.DataFrame:
 
 
 def start_table(page: FlowPage) -> pd.DataFrame:
-    """Return the flow of each token, and of positions and biases, and their sum."""
-    # Between two texts most tokens are the same, and nothing starts there.
+    """Return the flow of each token and of choices, and their sum."""
+    # Most tokens may be the same in both texts, and nothing starts there.
     rows = [leaf for leaf in page.leaves if leaf[1]]
     rows.append(("sum", sum(value for _, value in page.leaves)))
     return pd.DataFrame(rows, columns=["starts at", "flow"])

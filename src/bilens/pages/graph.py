@@ -267,10 +267,9 @@ def graph_plot(reading: FlowGraph, caption: str = "", *, width: int = WIDE) -> F
     Its labels have room in a figure of `width` pixels.
     """
     flow = reading.flow
-    quantity = "change" if flow.two_texts else "logit"
     caption = caption or (
         f"{len(reading.nodes) - 1} of {len(flow.nodes):,} nodes: {reading.share_of_logit:.0%} of "
-        f"the {quantity} passes through them alone"
+        "the change passes through them alone"
     )
     return graph_figure(
         reading.nodes, flow.tokens, reading.path_weights, flow.n_layers, caption, width

@@ -65,9 +65,11 @@ def product_mix(pattern: Tensor, values: Tensor, output: Tensor, texts: int) -> 
         if len(pattern) % texts:
             return None
         pattern, values, output = (x.unflatten(0, (texts, -1)) for x in (pattern, values, output))
-    detached = pattern.detach()
     return Mix(
-        output, values, lambda heads: detached[:, heads], lambda h, t, s: pattern[:, h, t, s]
+        output,
+        values,
+        lambda heads: pattern[:, heads].detach(),
+        lambda h, t, s: pattern[:, h, t, s],
     )
 
 
@@ -94,13 +96,17 @@ class AttentionCall(NamedTuple):
     ) -> "AttentionCall":
         """Return the call of `scaled_dot_product_attention` with these arguments."""
         if enable_gqa:
-            groups = query.shape[1] // key.shape[1]
-            key, value = (x.repeat_interleave(groups, 1) for x in (key, value))
+            key, value = (
+                x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value)
+            )
+        texts_heads = torch.broadcast_shapes(*(x.shape[:2] for x in (query, key, value)))
+        query, key, value = (x.expand(*texts_heads, -1, -1) for x in (query, key, value))
         mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device)
         if is_causal:
             mask = mask.tril()
         elif attn_mask is not None:
             mask = attn_mask
+        mask = mask[(None,) * (4 - mask.dim())]
         return cls(query, key, value, mask, query.shape[-1] ** -0.5 if scale is None else scale)
 
     @torch.no_grad()
@@ -108,10 +114,11 @@ class AttentionCall(NamedTuple):
         """Return the logarithms of the patterns of some heads."""
         scores = self.scale * (self.query[:, heads] @ self.key[:, heads].transpose(-1, -2))
         mask = self.mask
-        mask = mask[:, heads] if mask.dim() == 4 and mask.shape[1] > 1 else mask
+        mask = mask[:, heads] if mask.shape[1] > 1 else mask
         hides = mask.dtype == torch.bool
         scores = scores.masked_fill(~mask, -torch.inf) if hides else scores + mask
-        return scores.log_softmax(-1)
+        # Queries that see nothing mix nothing.
+        return scores.log_softmax(-1).nan_to_num(-torch.inf, torch.inf, -torch.inf)
 
     def entry(self, head: int, position: int, source: int) -> Float[Tensor, " texts"]:
         """Return the weight of a source at a position."""

@@ -290,7 +290,7 @@ class ResidualModel:
         if mlp.router is not None:
             raise NotBilinearError(
                 f"{mlp.name} has experts, whose weights depend on the input, so it is no tensor. "
-                "Read one expert by model.layer(layer).mlp.expert(number), or a flow of one text."
+                "Read one expert by model.layer(layer).mlp.expert(number), or a flow."
             )
         if mlp.gate is None:
             raise NotBilinearError(

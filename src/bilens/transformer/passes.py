@@ -491,7 +491,7 @@ def _keeping(model: ResidualModel, texts: int) -> Iterator[Callable[[], _Values]
 
     def of_texts(x: Tensor) -> Tensor:
         # Some modules take the tokens of all texts as one list.
-        return x.reshape(texts, -1, x.shape[-1])
+        return x.reshape(texts, -1, x.shape[-1]).clone()  # which may be changed in place
 
     def keep_input(module: nn.Module, args: tuple[Tensor, ...], *_: Any) -> None:
         inputs[module] = of_texts(args[0])
@@ -543,6 +543,8 @@ def embedded(
     modules = model.places.modules
 
     def replace_output(_: nn.Module, args: tuple[Any, ...], __: Any, output: Tensor) -> Tensor:
+        if output.shape[-2] != embeddings.shape[-2]:
+            return output  # of single tokens that run for their unembedding
         factor = 1.0
         if modules is not None:
             # Some families scale inside the embedding and some after it.
@@ -567,23 +569,30 @@ def _recorded(
     arguments: list[Arguments] = []
 
     def keep(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        streams.append(first_input(args, kwargs))
+        check(stream := first_input(args, kwargs))
+        streams.append(stream.clone())  # layers may change it in place
         options = {name: x for name, x in kwargs.items() if name != "hidden_states"}
         arguments.append((args[1:], options))
 
     def keep_output(_: nn.Module, __: Any, ___: Any, output: Any) -> None:
         written.append(first_output(output))
 
+    def check(stream: Tensor) -> None:
+        """Raise unless a stream is what the layer before has written."""
+        if not written or not stream.isfinite().all():
+            return  # a check of logits names the overflow
+        if not torch.equal(written[-1].to(stream.device), stream):
+            raise BilensError(
+                f"{type(model.model).__name__} changes the stream after layer {len(written) - 1}, "
+                "expected that the next layer reads it as it is; flows are available, changed "
+                "passes are not"
+            )
+
     layers = [layer.module for layer in model.places.layers]
     written: list[Tensor] = []
     with hooked([(x, keep) for x in layers], [(x, keep_output) for x in layers]):
         streams.append(last_streams(model, ids))
-    for number, (output, stream) in enumerate(zip(written, streams[1:], strict=True)):
-        if not torch.equal(output.to(stream.device), stream):
-            raise BilensError(
-                f"{type(model.model).__name__} changes the stream after layer {number}, expected "
-                "that the next layer reads it as it is; flows are available, changed passes are not"
-            )
+    check(streams[-1])
     return streams, arguments
 
 

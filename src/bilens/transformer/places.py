@@ -1,8 +1,8 @@
 """The places at which a model is cut and changed: embedding, layers, mixed values and MLPs."""
 
 import re
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from inspect import signature
 from typing import Any
@@ -162,6 +162,8 @@ MLP = re.compile(r"mlp|ffn|feed|moe|expert", re.IGNORECASE)
 
 TOKENS = [3, 5, 3, 4]
 """The tokens of that pass, the first and the third of them the same."""
+NOISE = 0.3
+"""Share of the size of a stream by which it is changed, to see what depends on it."""
 
 
 @dataclass(eq=False)
@@ -207,11 +209,13 @@ def find_places(model: Any) -> Places:
     end = by_module[layers[-1]].outputs[0]
     after = [x for x in calls if x.inputs and by_module[x.module] is x]
     after = after[after.index(by_module[layers[-1]]) + 1 :]
+    # A layer that changes its stream in place reads what becomes its output.
+    inside = set(layers[-1].modules())
+    after = [x for x in after if x.module not in inside]
     last = next((x.module for x in after if _same(x.inputs[0], end)), None)
     if last is None:
         # What comes between belongs to the last layer.
-        inside = set(layers[-1].modules())
-        following = [x for x in after if x.module not in inside and order.count(x.module) == 1]
+        following = [x for x in after if order.count(x.module) == 1]
         last = next((x.module for x in following if x.inputs[0].shape == end.shape), None)
     if last is None:
         raise BilensError(f"No module of {type(model).__name__} reads the output of its last layer")
@@ -244,12 +248,15 @@ def find_places(model: Any) -> Places:
 
 
 def is_causal_model(model: nn.Module) -> bool:
-    """Return whether a model of transformers predicts each token from earlier ones only."""
+    """Return whether a model of transformers predicts each token from earlier ones only.
+
+    Raises:
+        BilensError: a pass writes into a buffer, which then has its numbers of before again.
+    """
     if not isinstance(model, PreTrainedModel) or model.get_output_embeddings() is None:
         return False
-    device = next(model.parameters()).device
-    ids = torch.tensor([[3, 4, 5, 6], [3, 4, 5, 7]], device=device)
-    with torch.no_grad(), wide_passes(model):
+    ids = _tokens(model, [[3, 4, 5, 6], [3, 4, 5, 7]])
+    with torch.no_grad(), wide_passes(model), _unwritten(model):
         try:
             first, second = run(model, ids).logits[:, :-1]
         except (TypeError, ValueError, AttributeError):
@@ -258,9 +265,39 @@ def is_causal_model(model: nn.Module) -> bool:
     return bool(torch.allclose(first, second, rtol=1e-4, atol=1e-4 * float(first.abs().max())))
 
 
+@contextmanager
+def _unwritten(model: nn.Module) -> Iterator[None]:
+    """Raise if a pass writes into a buffer of a model, and undo it.
+
+    Raises:
+        BilensError: it does: what it computes would depend on what ran before.
+    """
+    found = {name: x for name, x in model.named_buffers() if not (x.is_meta or x.is_inference())}
+    before = {name: (x._version, x.clone()) for name, x in found.items()}
+    try:
+        yield
+    finally:
+        written = [name for name, x in found.items() if x._version != before[name][0]]
+        for name in written:
+            found[name].copy_(before[name][1])
+    if written:
+        raise BilensError(
+            f"{type(model).__name__} writes into its buffer {written[0]} when it runs, expected a "
+            "model that keeps nothing of a text; let it compute in a tensor of its own"
+        )
+
+
+def _tokens(model: Any, numbers: list[list[int]]) -> Int[Tensor, "texts time"]:
+    """Return tokens for a short pass, of a vocabulary of any size."""
+    size = getattr(model.get_input_embeddings(), "num_embeddings", max(map(max, numbers)) + 1)
+    ids = torch.tensor(numbers, device=next(model.parameters()).device)
+    return ids % size
+
+
+@torch.no_grad()
 def _short_pass(model: nn.Module) -> None:
     with wide_passes(model):
-        run(model, torch.tensor([TOKENS], device=next(model.parameters()).device))
+        run(model, _tokens(model, [TOKENS]))
 
 
 def _record(model: nn.Module) -> list[_Call]:
@@ -281,28 +318,60 @@ def _record(model: nn.Module) -> list[_Call]:
 
     modules = [x for x in model.modules() if x is not model]
     hooks = hooked([(x, enter) for x in modules], [(x, leave) for x in modules])
-    with hooks, torch.no_grad():
+    with hooks:
         _short_pass(model)
     return calls
 
 
 def _crosses(model: Any, layers: Sequence[nn.Module]) -> bool:
-    """Return whether a layer depends on earlier ones also if its own stream is held fixed."""
-    streams: list[Tensor] = []
-    found: list[bool] = []
+    """Return whether a layer depends on earlier ones also if its own stream is held fixed.
 
-    def enter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        streams.append(first_input(args, kwargs).detach().requires_grad_())
-        return with_input(streams[-1].clone(), args, kwargs)
+    In passes without a gradient, which some models refuse: each layer reads its stream of the first
+    pass, and some of them with noise. Of any two layers there is a pass in which the earlier one
+    has noise, and the later one has none.
+    """
+    streams, outputs = list[Tensor](), list[Tensor]()
+    generator = torch.Generator().manual_seed(0)
 
-    def leave(_: nn.Module, __: Any, ___: Any, output: Any) -> None:
-        total = first_output(output).sum()
-        gradients = torch.autograd.grad(total, streams, retain_graph=True, allow_unused=True)
-        found.append(any(gradient is not None for gradient in gradients[:-1]))
+    def keep(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        streams.append(first_input(args, kwargs).clone())
 
-    hooks = hooked([(x, enter) for x in layers], [(x, leave) for x in layers])
-    with hooks, torch.enable_grad():
+    def keep_output(_: nn.Module, __: Any, ___: Any, output: Any) -> None:
+        outputs.append(first_output(output).clone())
+
+    with hooked([(x, keep) for x in layers], [(x, keep_output) for x in layers]):
         _short_pass(model)
+    others = []
+    for x in streams:
+        noise = torch.randn(x.shape, generator=generator).to(x)
+        others.append(x + NOISE * x.std() * noise)
+    numbers = {layer: number for number, layer in enumerate(layers)}
+    found: list[bool] = []
+    for bit in range((len(layers) - 1).bit_length()):
+        for noisy in (0, 1):
+
+            def enter(
+                layer: nn.Module,
+                args: tuple[Any, ...],
+                kwargs: dict[str, Any],
+                bit: int = bit,
+                noisy: int = noisy,
+            ) -> Any:
+                number = numbers[layer]
+                given = others if number >> bit & 1 == noisy else streams
+                return with_input(given[number].clone(), args, kwargs)
+
+            def leave(
+                layer: nn.Module, _: Any, __: Any, y: Any, bit: int = bit, noisy: int = noisy
+            ) -> None:
+                number = numbers[layer]
+                if number >> bit & 1 != noisy:
+                    own = outputs[number]
+                    change = (first_output(y) - own).abs().max()
+                    found.append(bool(change > 1e-5 * own.abs().max()))
+
+            with hooked([(x, enter) for x in layers], [(x, leave) for x in layers]):
+                _short_pass(model)
     return any(found)
 
 
@@ -346,7 +415,8 @@ def _embeds_tokens(call: _Call) -> bool:
     """Return whether a call embeds the tokens of the pass, and not their positions."""
     if not (isinstance(call.module, nn.Embedding) and call.inputs):
         return False
-    if call.inputs[0].tolist() != [TOKENS] or call.outputs[0].dim() != 3:
+    size = call.module.num_embeddings
+    if call.inputs[0].tolist() != [[x % size for x in TOKENS]] or call.outputs[0].dim() != 3:
         return False
     rows = call.outputs[0][0]
     return torch.equal(rows[0], rows[2])

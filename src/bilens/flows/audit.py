@@ -1,0 +1,265 @@
+"""Whether a pass under rules is the model's own, and by which operation it is not."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, NamedTuple
+from weakref import WeakSet
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from bilens.flows.modules import module_hooks
+from bilens.flows.rules import Rules, called_by, is_live, make_leaf, tensors_in
+from bilens.flows.secants import UnknownOperationError
+from bilens.hooks import hooked
+from bilens.transformer import ResidualModel
+from bilens.transformer.passes import embedded
+from bilens.transformer.places import Places
+from bilens.transformer.running import first_input
+
+ALLOWED = 1e-4
+"""Relative difference of logits that float32 rounding in another order explains."""
+_compared: WeakSet[Places] = WeakSet()
+"""Models of known families whose pass under rules was once compared with their own."""
+
+
+class TextPair(NamedTuple):
+    """What a pass of questions reads: both texts of each, and the metric of their last streams.
+
+    Attributes:
+        ids: the first texts, then as many second ones.
+        rows: embeddings in place of those of the tokens, if there are such.
+        score: the metric of each text, of streams after the last layer.
+        positions: number of the last positions that it reads.
+    """
+
+    ids: Int[Tensor, "texts time"]
+    rows: Float[Tensor, "texts time d_model"] | None
+    score: Callable[[Float[Tensor, "texts time d_model"]], Float[Tensor, " texts"]]
+    positions: int
+
+    def given(
+        self, model: ResidualModel, texts: slice = slice(None)
+    ) -> AbstractContextManager[None]:
+        """Return the context in which the model reads the embeddings of some texts."""
+        return nullcontext() if self.rows is None else embedded(model, self.rows[texts])
+
+
+def check_pass(model: ResidualModel, logits: Float[Tensor, "texts vocab"], runs: TextPair) -> None:
+    """Raise unless the model itself, on each text alone, has the logits of the pass under rules.
+
+    A model of a known family is compared once, others each time.
+
+    Raises:
+        UnknownOperationError: it has others; the error names the first operation that differs.
+    """
+    places = model.places
+    if places in _compared:
+        return
+    for row, under_rules in enumerate(logits):
+        text = slice(row, row + 1)
+        with torch.no_grad(), runs.given(model, text), places.context():
+            (alone,) = places.forward(runs.ids[text], runs.positions)
+        difference = (alone - under_rules).abs().max()
+        if alone.isfinite().all() and not difference <= ALLOWED * alone.abs().max():
+            raise _differing(model, runs, row)
+    if places.modules is not None:
+        _compared.add(places)
+
+
+class _Result(NamedTuple):
+    """The result of an operation."""
+
+    name: str
+    line: str
+    value: Tensor
+
+
+def _result(func: Any, result: Any) -> Iterator[_Result]:
+    for x in tensors_in((result,)):
+        if x.is_floating_point():
+            name = getattr(func, "__name__", str(func))
+            yield _Result(name, called_by(), x.detach().clone())
+
+
+class _Plain(TorchFunctionMode):
+    """Mode that notes the results of operations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.results: list[_Result] = []
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.results += _result(func, result)
+        return result
+
+
+class _Noted(Rules):
+    """Rules that note the results of operations, but not of those that a rule is made of."""
+
+    def __init__(self, texts: int) -> None:
+        super().__init__(texts)
+        self.results: list[_Result] = []
+        self.is_inside = False
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        if self.is_inside:
+            return super().__torch_function__(func, types, args, kwargs)
+        self.is_inside = True
+        try:
+            result = self.outermost(func, types, args, kwargs or {})
+        finally:
+            self.is_inside = False
+        return result
+
+    def outermost(self, func: Any, types: Any, args: Sequence[Any], kwargs: Any) -> Any:
+        """Return the result of an operation of the model's own code."""
+        result = super().__torch_function__(func, types, args, kwargs)
+        self.results += _result(func, result)
+        return result
+
+
+def _differing(model: ResidualModel, runs: TextPair, row: int) -> UnknownOperationError:
+    """Return the error that names the first operation whose result is not that of a text alone."""
+    texts, text = len(runs.ids), slice(row, row + 1)
+    with torch.no_grad(), runs.given(model, text), model.places.context(), _Plain() as plain:
+        model.places.forward(runs.ids[text], runs.positions)
+    with _ruled(model, runs, rules := _Noted(texts)):
+        model.places.forward(runs.ids, runs.positions)
+    for alone, beside in zip(plain.results, rules.results, strict=False):
+        own, value = alone.value, beside.value
+        if value.shape != own.shape and value.dim() and len(value) == texts * len(own):
+            value = value.unflatten(0, (texts, -1))[row]
+        size = own.abs().max() if own.numel() else 0.0
+        is_same = value.shape != own.shape or bool(((value - own).abs() <= ALLOWED * size).all())
+        if alone.name != beside.name or not is_same:
+            return _error(
+                beside.name, "has other numbers for a text beside another than alone", beside.line
+            )
+    return _error(
+        type(model.model).__name__, "has other logits for a text beside another than alone", ""
+    )
+
+
+def _error(name: str, message: str, line: str) -> UnknownOperationError:
+    error = UnknownOperationError(f"{name} {message}{line}, so that no flow is read")
+    error.is_named = True
+    return error
+
+
+@contextmanager
+def _ruled(model: ResidualModel, runs: TextPair, rules: Rules) -> Iterator[None]:
+    """Let a model run on texts under rules, without the cuts of a flow."""
+
+    def start(_: nn.Module, __: Any, ___: Any, output: Tensor) -> Tensor:
+        return make_leaf(output)
+
+    places = model.places
+    before, after = module_hooks(places.model, lambda: rules)
+    after += [(table, start) for table in (places.embed, *places.tables)]
+    # Hooks that were registered first run first: the embeddings that are given come before.
+    with runs.given(model), hooked(before, after), places.context(), torch.enable_grad(), rules:
+        yield
+
+
+class _Call(NamedTuple):
+    """An operation of the model's own code, and its activations."""
+
+    name: str
+    line: str
+    inputs: list[Tensor]
+    outputs: list[Tensor]
+    values: list[Tensor]  # of both
+
+
+class _Audit(_Noted):
+    """Rules that note the activations of each operation, each input read by it alone."""
+
+    def __init__(self, texts: int) -> None:
+        super().__init__(texts)
+        self.calls: list[_Call] = []
+
+    def outermost(self, func: Any, types: Any, args: Sequence[Any], kwargs: Any) -> Any:
+        """Return the result of an operation of the model's own code."""
+        name, inputs = getattr(func, "__name__", str(func)), list[Tensor]()
+
+        def own(value: Any) -> Any:
+            if is_live(value) and hasattr(value, "in_pass"):
+                inputs.append(alias := value.view_as(value))
+                alias.in_pass = True  # type: ignore[attr-defined]
+                return alias
+            if type(value) in (list, tuple):
+                return type(value)(own(x) for x in value)
+            return value
+
+        changes = name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
+        n_leaves = len(self.leaves)
+        given = [own(x) for x in args]
+        if changes and isinstance(args[0], Tensor):
+            place = given[0] = given[0].clone()
+            if is_live(place):
+                place.in_pass = True
+        result = Rules.__torch_function__(self, func, types, given, kwargs)
+        outputs = [x for x in tensors_in((result,)) if is_live(x)]
+        if changes and isinstance(args[0], Tensor):
+            outputs = [place] if is_live(place) else []
+            args[0].copy_(place)
+            if is_live(args[0]):
+                args[0].in_pass = True  # type: ignore[attr-defined]
+            result = None if name == "__setitem__" else args[0]
+        inputs += [leaf.value for leaf in self.leaves[n_leaves:]]
+        if inputs or outputs:
+            values = [x.detach().clone() for x in (*inputs, *outputs)]
+            self.calls.append(_Call(name, called_by(), inputs, outputs, values))
+        return result
+
+
+def check_rules(model: ResidualModel, runs: TextPair) -> None:
+    """Raise if an operation of a pass has another change than its adjoints give it.
+
+    Raises:
+        UnknownOperationError: an operation has; it is named, the one that misses most.
+    """
+    last: list[Tensor] = []
+    audit = _Audit(len(runs.ids))
+
+    def finish(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        last.append(first_input(args, kwargs))
+
+    with _ruled(model, runs, audit), hooked(before=[(model.places.last, finish)]):
+        model.places.forward(runs.ids, runs.positions)
+        numbers = runs.score(last[-1])
+    signs = torch.ones_like(numbers)
+    signs[len(signs) // 2 :] = -1
+    activations = [x for call in audit.calls for x in (*call.inputs, *call.outputs)]
+    found = iter(torch.autograd.grad(numbers, activations, signs, allow_unused=True))
+    adjoints = [[next(found) for _ in call.values] for call in audit.calls]
+    least = 1e-3 * float((signs * numbers.detach()).sum().abs())
+    for call, of_call in zip(reversed(audit.calls), reversed(adjoints), strict=True):
+        # The adjoint of the second text is minus that of the first: w . (x1 - x0) is w . x.
+        flows = [
+            0.0 if w is None else float((w * value).sum())
+            for w, value in zip(of_call, call.values, strict=True)
+        ]
+        into, out = sum(flows[: len(call.inputs)]), sum(flows[len(call.inputs) :])
+        mirrored = all(_is_mirrored(w) for w in of_call[: len(call.inputs)] if w is not None)
+        if not (mirrored and abs(into - out) <= least):
+            raise _error(call.name, "has no rule for what this call does", call.line)
+
+
+def _is_mirrored(w: Tensor) -> bool:
+    """Return whether the adjoint of the second text is minus that of the first, on some axis."""
+    allowed = 1e-3 * w.abs().max()
+    for axis, size in enumerate(w.shape):
+        if size % 2 == 0:
+            first, second = w.unflatten(axis, (2, -1)).unbind(axis)
+            if bool(((first + second).abs() <= allowed).all()):
+                return True
+    return not w.any()
