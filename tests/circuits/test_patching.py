@@ -176,3 +176,18 @@ def test_a_patched_text_in_pieces_has_the_logits_of_the_whole(attention, other, 
             torch.testing.assert_close(torch.cat(logits, 1), whole.to(logits[0]))
         # A reading inside of the block runs single tokens for their logits.
         torch.testing.assert_close(Pass.of(view, ids).next_logits, whole[:, -1])
+
+
+@pytest.mark.parametrize("part", ["mlp.0@2", "head.1.2@2", "mlp.1", "head.0.1"])
+@pytest.mark.parametrize("name", ["llama", "gemma3", "mixtral"])
+def test_a_patch_in_a_padded_batch_is_that_of_the_text_alone(name, part):
+    view = family_view(name, seed=2)
+    short, long = torch.tensor([3, 4, 7, 5]), torch.tensor([9, 3, 8, 4, 7, 5, 6])
+    batch = torch.stack([torch.cat([short.new_zeros(3), short]), long])
+    mask = torch.tensor([[0] * 3 + [1] * 4, [1] * 7])
+    places = (mask.cumsum(1) - 1).clamp_min(0)
+    with torch.no_grad(), patched(view, [part], "t3 t8 t7 t5"):
+        padded = view.model(batch, attention_mask=mask, position_ids=places, use_cache=False)
+        alone = [view.model(ids[None], use_cache=False).logits[0] for ids in (short, long)]
+    torch.testing.assert_close(padded.logits[0, 3:], alone[0], rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(padded.logits[1], alone[1], rtol=1e-4, atol=1e-6)

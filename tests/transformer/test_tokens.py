@@ -1,6 +1,7 @@
 """Texts and tokens by name, with tokenizers of each kind, are those of the tokenizer itself."""
 
 import ast
+import copy
 import re
 from functools import partial
 
@@ -13,6 +14,8 @@ from bilens.data.texts import write_out
 from bilens.errors import BilensError
 from bilens.language.contexts import corpus_for, generate_text
 from bilens.language.names import exact_names
+from bilens.transformer import Pass, ResidualModel
+from tests.models import TOKENS, random_model
 from tests.source import nodes_of_files
 from tests.tokenizers_of_all_kinds import KINDS, PREFIXING, small_llama, tokenizer_of, view_with
 
@@ -147,3 +150,43 @@ def test_all_texts_are_tokenized_and_written_out_in_one_place():
     allowed = ["texts.py: tokenizer", "texts.py: tokenizer.decode"]
     made = "corpus.py: language.tokenizer"  # of a language
     assert sorted(call for call in found if call != made) == allowed
+
+
+def padded(ids, count, pad):
+    return torch.cat([ids.new_full((count,), pad), ids])
+
+
+PADDED = {
+    "flow": lambda view, ids: bilens.flow(view, ids, 7, minus=8, ablate=0).values,
+    "pass": lambda view, ids: Pass.of(view, ids).stream,
+    "mlp_inputs": lambda view, ids: view.mlp_inputs(0, ids[None]),
+    "ids": lambda view, ids: view.ids(ids),
+}
+
+
+@pytest.mark.parametrize("name", PADDED)
+def test_padding_before_a_text_is_refused(name):
+    tokenizer = copy.deepcopy(TOKENS)
+    tokenizer.pad_token = "t9"
+    view = ResidualModel(random_model(), tokenizer)
+    ids = torch.tensor([3, 4, 5, 6])
+    PADDED[name](view, ids)
+    for count in (1, 3):
+        with pytest.raises(BilensError, match=f"begin with {count} tokens of padding"):
+            PADDED[name](view, padded(ids, count, 9))
+    # One token in front may begin the text, where it is the same.
+    tokenizer.bos_token = "t9"
+    PADDED[name](view, padded(ids, 1, 9))
+    with pytest.raises(BilensError, match="begin with 2 tokens of padding"):
+        PADDED[name](view, padded(ids, 2, 9))
+
+
+def test_logits_after_padding_are_those_of_the_text_alone():
+    tokenizer = copy.deepcopy(TOKENS)
+    tokenizer.pad_token = "t9"
+    view = ResidualModel(random_model(), tokenizer)
+    first, second = torch.tensor([3, 4, 5, 6]), torch.tensor([5, 6])
+    logits = view.logits(torch.stack([first, padded(second, 2, 9)]))
+    torch.testing.assert_close(logits[0], view.logits(first[None])[0])
+    torch.testing.assert_close(logits[1, 2:], view.logits(second[None])[0])
+    assert not logits[1, :2].any()

@@ -192,8 +192,9 @@ def patched(model: ResidualModel, parts: Sequence[str], against: str) -> Iterato
         with patched(model, ["head.26.0@4"], "The key to the cabinet"):
             generate_text(model, "The keys to the cabinet")
 
-    They have them at their position, or at all positions of the other text. Tokens that a model
-    writes after the text have values of their own.
+    They have them at their position, or at all positions of the other text, counted from the first
+    token that the attention mask of a pass shows. Tokens that a model writes after the text have
+    values of their own.
 
     Args:
         model: any.
@@ -207,13 +208,18 @@ def patched(model: ResidualModel, parts: Sequence[str], against: str) -> Iterato
     other = Pass.of(model, second_ids(model, against)[None])
     time, texts, choosing = other.ids.shape[1], [1], Choosing()
     is_start = [True]  # whether a pass has the start of the text, and no token after a cache of it
+    starts: list[int] = []  # of each text of a pass with a mask, the first position that is shown
 
     def begin(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         caches = [x for x in (*args, *kwargs.values()) if isinstance(x, Cache)]
         is_start[0] = not any(cache.get_seq_length() for cache in caches)
+        mask = kwargs.get("attention_mask")
+        is_padding = isinstance(mask, Tensor) and mask.dim() == 2
+        starts[:] = (mask == 0).long().cumprod(1).sum(1).tolist() if is_padding else []
 
     def end(*_: Any) -> None:
         is_start[0] = True  # layers that run by themselves have the whole text
+        starts.clear()
 
     def count(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         texts[0] = len(first_input(args, kwargs))
@@ -237,7 +243,7 @@ def patched(model: ResidualModel, parts: Sequence[str], against: str) -> Iterato
         rows, call = y.reshape(texts[0], -1, y.shape[-1]), ExpertCall.of(module, args, kwargs)
 
         def term(part: Part) -> Tensor:
-            return call.term(part.number or 0).reshape(rows.shape)[:, :time]
+            return call.term(part.number or 0).reshape(rows.shape)
 
         return exchange(rows, term=term).reshape(y.shape)
 
@@ -254,7 +260,7 @@ def patched(model: ResidualModel, parts: Sequence[str], against: str) -> Iterato
                 "tokens of against, counted from 0"
             )
         ((site, function),) = exchanged(part._replace(position=None), other)
-        exchange = partial(_at_start, function, part.position, time, is_start)
+        exchange = partial(_at_start, function, part.position, time, is_start, starts)
         before.append((model.places.layers[site.layer].module, count))
         match site.place:
             case "input":
@@ -280,19 +286,26 @@ def _at_start(
     position: int | None,
     time: int,
     is_start: Sequence[bool],
+    starts: Sequence[int],
     x: Tensor,
+    term: Callable[[Part], Tensor] | None = None,
     **given: Any,
 ) -> Tensor:
-    """Return a value that is changed at a position of the text, or at all of them."""
+    """Return a value that is changed at a position of each text, or at all of them."""
     # Readings run a single token for its unembedding, also inside of the block.
-    if not is_start[0] or x.shape[1] < time:
-        return x
-    changed = function(x[:, :time], **given)
-    if changed is None:
+    if not is_start[0]:
         return x
     rows = slice(0, time) if position is None else slice(position, position + 1)
     x = x.clone()
-    x[:, rows] = changed[:, rows]
+    for text, start in enumerate(starts if any(starts) else [0] * len(x)):
+        own = x[text : text + 1, start : start + time]
+        if own.shape[1] < time:
+            continue
+        if term is not None:
+            of_text = slice(text, text + 1), slice(start, start + time)
+            given["term"] = lambda part, of=of_text: term(part)[of]
+        changed = function(own, **given)
+        x[text, start : start + time][rows] = changed[0, rows]
     return x
 
 

@@ -23,7 +23,14 @@ from bilens.transformer.layers import Layer, check_ids
 from bilens.transformer.places import find_places, is_causal_model, known_places
 from bilens.transformer.queries import ScoredRows, query_key_maps, scored_rows
 from bilens.transformer.running import first_input, run, wide_passes
-from bilens.transformer.tokens import check_text, ids_within_text, listed_ids, text_ids
+from bilens.transformer.tokens import (
+    check_padding,
+    check_text,
+    ids_within_text,
+    listed_ids,
+    padding,
+    text_ids,
+)
 
 
 @checked
@@ -398,27 +405,45 @@ class ResidualModel:
             if self.tokenizer is not None:
                 numbers = [self._check_known(number) for number in numbers]
             text = torch.tensor(numbers)
-        ids = text.to(self.device)
-        check_ids(self.vocab_size, ids)
+        ids = self.checked_ids(text)
         if not -len(ids) <= until < len(ids):
             raise BilensError(f"position={until}, expected {-len(ids)} to {len(ids) - 1}")
         return ids[: until % len(ids) + 1]
+
+    def checked_ids(self, ids: Int[Tensor, "*texts time"]) -> Int[Tensor, "*texts time"]:
+        """Return token ids on the model's device.
+
+        Raises:
+            BilensError: they are no numbers of its tokens, or begin with padding.
+        """
+        check_ids(self.vocab_size, ids)
+        check_padding(ids, self.tokenizer, self.model.config)
+        return ids.to(self.device)
 
     @torch.no_grad()
     def mlp_inputs(
         self, layer: int, ids: Int[Tensor, "batch time"]
     ) -> Float[Tensor, "batch time d_model"]:
         """Return the normalised stream that an MLP reads, at every position of texts."""
-        check_ids(self.vocab_size, ids)
-        mlp, ids = self.layer(layer).mlp, ids.to(self.device)
+        mlp, ids = self.layer(layer).mlp, self.checked_ids(ids)
         with wide_passes(self.model):
             args, kwargs = first_call(mlp.norm_or_module, lambda: run(self.model, ids))
         return mlp.normalised(first_input(args, kwargs).to(self.places.dtype))
 
     @torch.no_grad()
     def logits(self, ids: Int[Tensor, "batch time"]) -> Float[Tensor, "batch time vocab"]:
-        """Return the model's logits, in float32 or float64."""
+        """Return the model's logits, in float32 or float64.
+
+        A text after padding has those of the text alone, and its padding has zeros.
+        """
         check_ids(self.vocab_size, ids)
+        starts = padding(ids, self.tokenizer, self.model.config).tolist()
+        if any(starts):
+            rows = []
+            for row, start in enumerate(starts):
+                logits = self.logits(ids[row : row + 1, start:])[0]
+                rows.append(nn.functional.pad(logits, (0, 0, start, 0)))
+            return torch.stack(rows)
         with wide_passes(self.model):
             output = run(self.model, ids.to(self.device))
         return getattr(output, "logits", output).to(self.places.dtype)

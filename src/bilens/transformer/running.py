@@ -101,12 +101,22 @@ def _eager_attention(module: nn.Module) -> Callable[..., Any]:
 
 
 NARROW = (torch.float16, torch.bfloat16)
+LARGE = 2**22
+"""Numbers of a weight that are widened at a time, such as those of an unembedding."""
 DTYPE = Tensor.dtype.__get__  # type: ignore[attr-defined]
 VIEWS = (Tensor.detach, Tensor.__getitem__, Tensor.select, Tensor.unsqueeze, Tensor.squeeze)
-VIEWS += (Tensor.transpose, Tensor.t, Tensor.view, Tensor.flatten, Tensor.permute)
+VIEWS += (
+    Tensor.split,
+    Tensor.chunk,
+    Tensor.transpose,
+    Tensor.t,
+    Tensor.view,
+    Tensor.flatten,
+    Tensor.permute,
+)
 VIEWS += (Tensor.T.__get__, Tensor.mT.__get__)  # type: ignore[attr-defined]
 """Operations whose result is a part of a weight, or the weight in another shape."""
-METADATA = (Tensor.size, Tensor.dim, Tensor.numel, Tensor.stride, Tensor.data_ptr)
+METADATA = (Tensor.size, Tensor.dim, Tensor.__len__, Tensor.numel, Tensor.stride, Tensor.data_ptr)
 """Operations that read no number; attributes are further ones."""
 
 
@@ -138,16 +148,22 @@ class _WideWeights(TorchFunctionMode):
         if function in METADATA or (name == "__get__" and function not in VIEWS):
             # The type is that in which weights are used.
             return torch.float32 if function == DTYPE else function(*args, **named)
-        if name in ("grouped_mm", "_grouped_mm"):
+        is_large = function is functional.linear and len(args[1]) > _rows_at_once(args[1])
+        if is_large or name in ("grouped_mm", "_grouped_mm"):
             with self:
-                return _by_group(*args, **named)
+                return (_by_block if is_large else _by_group)(*args, **named)
         if function is functional.embedding:
             # Rows first: a whole table in float32 may be gigabytes.
             return function(*args, **named).float()
         if function in VIEWS:
             # Still a weight, which is widened where it is used: of a stack of experts only one.
             with torch.no_grad():
-                return nn.Parameter(function(*args, **named), requires_grad=False)
+                parts = function(*args, **named)
+                several = isinstance(parts, (tuple, list))
+                kept = [
+                    nn.Parameter(x, requires_grad=False) for x in (parts if several else [parts])
+                ]
+                return tuple(kept) if several else kept[0]
         return _widened(function, args, named)
 
 
@@ -186,6 +202,23 @@ def made_again(copies: Sequence[tuple[Tensor, Tensor]]) -> AbstractContextManage
         return wide.as_strided(*view)
 
     return saved_tensors_hooks(pack, unpack)
+
+
+def _rows_at_once(weight: Float[Tensor, "n_out n_in"]) -> int:
+    return max(1, LARGE // weight.shape[1])
+
+
+def _by_block(
+    x: Float[Tensor, "*batch n_in"],
+    weight: Float[Tensor, "n_out n_in"],
+    bias: Float[Tensor, " n_out"] | None = None,
+) -> Float[Tensor, "*batch n_out"]:
+    """Return the outputs of a map, a block of its rows after the other."""
+    size, outputs = _rows_at_once(weight), []
+    for start in range(0, len(weight), size):
+        rows = slice(start, start + size)
+        outputs.append(functional.linear(x, weight[rows], None if bias is None else bias[rows]))
+    return torch.cat(outputs, -1)
 
 
 def _by_group(

@@ -3,6 +3,9 @@
 import re
 from typing import Any
 
+from jaxtyping import Int
+from torch import Tensor
+
 from bilens.data.texts import clean, tokenize
 from bilens.errors import BilensError
 
@@ -79,6 +82,33 @@ def text_ids(text: str, tokenizer: Any, config: Any) -> list[int]:
             "that the model reads"
         )
     return ids
+
+
+def padding(ids: Int[Tensor, "*texts time"], tokenizer: Any, config: Any) -> Int[Tensor, "*texts"]:
+    """Return the number of tokens before each text that only pad it.
+
+    One of them may be the token that texts begin with, where it is the same. A text of nothing else
+    has none.
+    """
+    of = config if tokenizer is None else tokenizer
+    pad = getattr(of, "pad_token_id", None)
+    if pad is None or ids.shape[-1] < 2:
+        return ids.new_zeros(ids.shape[:-1])
+    counts = (ids == pad).long().cumprod(-1).sum(-1)
+    # Without a tokenizer the first number may be any.
+    starts = (of.bos_token_id, of.eos_token_id, getattr(config, "bos_token_id", None))
+    is_start = tokenizer is None or pad in starts
+    return counts.where((counts > is_start) & (counts < ids.shape[-1]), 0)
+
+
+def check_padding(ids: Int[Tensor, "*texts time"], tokenizer: Any, config: Any) -> None:
+    """Raise if texts begin with padding, which a pass without a mask would read."""
+    most = int(padding(ids, tokenizer, config).max())
+    if most:
+        raise BilensError(
+            f"ids begin with {most} tokens of padding, which the model would read as text; leave "
+            "them out, and pass texts of unlike lengths one by one"
+        )
 
 
 def plain_ids(text: str, tokenizer: Any) -> list[int]:
