@@ -5,6 +5,8 @@ from itertools import product
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bilens import load
 from bilens.circuits import circuit, patch, task_directions
@@ -12,9 +14,13 @@ from bilens.circuits.case import check_apart, different, make_cases
 from bilens.errors import BilensError
 from bilens.flows import Question, flow
 from bilens.flows.fitted import fit
+from bilens.flows.question import likely_answer, second_run
 from bilens.flows.reading import answer_question
 from bilens.language import TokenDirection
 from bilens.language.names import exact_names
+from bilens.options import text_list
+from bilens.transformer import ResidualModel
+from tests.families import tiny
 from tests.models import view_of
 from tests.tokenizers_of_all_kinds import KINDS, tokenizer_of, view_with
 
@@ -48,8 +54,8 @@ def test_a_question_that_is_spelled_otherwise_is_the_same(view):
     assert different(cases) == {"": [0]}
     ends = torch.tensor([case.ends for case in cases])
     torch.testing.assert_close(ends, ends[:1].expand_as(ends))
-    (found,) = circuit(view, asked[:5]).circuits
-    assert found.repeated == 4
+    (answer,) = circuit(view, asked[:5]).answers
+    assert [x.why for x in answer.asked] == ["", *4 * ["repeats another"]]
     with pytest.raises(BilensError, match="holds one question"):
         task_directions(view, asked)
     with pytest.raises(BilensError, match="would measure in the task 'b'"):
@@ -129,8 +135,8 @@ def test_a_page_has_the_text_as_it_was_written(view):
         asked = Question(text, "t5", ("t6",), other)
         (case,) = make_cases(view, [asked])
         assert case.texts == (f"“{text}”", f"“{other}”")
-        record = circuit(view, [asked]).record()
-        assert (record["prompt"], record["against"]) == (text, other)
+        (record,) = circuit(view, [asked]).record()["questions"]
+        assert (record["text"], record["against"]) == (text, other)
     (case,) = make_cases(view, [replace(asked, position=1)])
     assert case.texts == ("“ t3 t4”", "“ t8 t4”")
 
@@ -140,3 +146,33 @@ def test_a_text_with_its_position_has_no_tokens_that_are_not_its_own():
     asked = Question("The King said that", "he", ("she",), "The Queen said that", position=3)
     (case,) = make_cases(story, [asked])
     assert case.texts == ("“The King said”", "“The Queen said”")
+
+
+def test_the_likeliest_token_is_that_of_a_float32_copy():
+    """Logits in 16 bits have equal ones among the largest, and others in front."""
+    narrow, own = (ResidualModel(tiny("llama", dtype=torch.bfloat16)) for _ in range(2))
+    wide = ResidualModel(own.model.float())
+    texts = torch.randint(3, wide.vocab_size, (60, 6), generator=torch.Generator().manual_seed(0))
+    otherwise = 0
+    for ids in texts:
+        found = likely_answer(narrow, ids)
+        assert found == likely_answer(wide, ids)
+        likely = narrow.model(ids[None]).logits[0, -1].topk(2).indices.tolist()
+        otherwise += found != TokenDirection(likely[0], likely[1])
+    assert otherwise
+
+
+@given(st.lists(st.text(min_size=1), min_size=1, max_size=4))
+def test_texts_that_are_joined_by_bars_are_read_back(texts):
+    quoted = [f'"{text.replace(chr(34), 2 * chr(34))}"' for text in texts]
+    joined = "|".join(quoted) if len(texts) > 1 or "|" in texts[0] else texts[0]
+    assert text_list(joined) == tuple(texts)
+
+
+def test_a_second_text_may_hold_a_bar(view):
+    text, other = "t1 t2 | t4", "t8 t2 | t4"
+    between = answer_question(view, Question(text, "t5", ("t6",), other), shown=5).flow.value
+    for given_as in (f'"{other}"', f'"{other}"|"{other}"'):
+        second, _ = second_run(view, text, against=given_as)
+        value = flow(view, text, "t5", minus="t6", against=second, ablate=0).value
+        assert value == pytest.approx(between)
