@@ -51,7 +51,7 @@ def run(context: RecipeContext) -> Outcome:
     figure = eigenvector_figure(spectrum, data.class_names, data, title=title)
     six = 100 * numbers["first_model"]["accuracy_of_shown"]
     rows = [
-        Row.of(
+        Row.of_shares(
             "accuracy",
             accuracies,
             scale=100,

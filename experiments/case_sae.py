@@ -126,9 +126,12 @@ def _rows(measured: Sequence[dict[str, float]]) -> list[Row]:
     )
     rows = []
     for claim, key, scale, unit, source in claims:
-        row = Row.of(claim, [m[key] for m in measured], scale=scale, unit=unit, source=source)
+        values = [scale * m[key] for m in measured]
+        # A loss recovered and a correlation end at 1, and have no least value to measure from.
+        of = Row.of_range if unit or "correlation" in claim else Row.of
+        row = of(claim, values, unit=unit, source=source)
         if source is not None:
-            spread = interval([scale * m[key] for m in measured])
+            spread = interval(values)
             # Of the loss more may be recovered than in the source.
             least = -math.inf if unit == "%" else spread.get("low", spread["mean"])
             held = least <= source <= spread.get("high", spread["mean"])
@@ -143,7 +146,7 @@ def _rows(measured: Sequence[dict[str, float]]) -> list[Row]:
     }
     claim = "interactions between features of both sides that hold the share of the squares"
     few = [m["interactions"] for m in measured]
-    rows.append(Row.of(claim, few, scale=100, unit="%", baselines=beside))
+    rows.append(Row.of_shares(claim, few, scale=100, unit="%", baselines=beside))
     return rows
 
 

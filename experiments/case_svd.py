@@ -64,7 +64,7 @@ def run(context: RecipeContext) -> Outcome:
     }
     lost = {k: [100 * curve.drop(k) for curve in curves] for k in STOPS}
     rows = [
-        Row.of("accuracy", [curve.full for curve in curves], scale=100, unit="%"),
+        Row.of_shares("accuracy", [curve.full for curve in curves], scale=100, unit="%"),
         *(
             Row.of(
                 f"points lost with the first {k} singular components",
@@ -74,7 +74,7 @@ def run(context: RecipeContext) -> Outcome:
             )
             for k, at_most in zip(STOPS, (1, 0), strict=True)
         ),
-        Row.of(
+        Row.of_shares(
             f"best match of components 1 to {FIRST} in another model",
             best[:, :FIRST].mean(-1).tolist(),
         ),

@@ -4,7 +4,7 @@ The post on tensor-transformer variants trains SwiGLU and bilinear MLPs, each wi
 bilinear attention, on the same texts in the same order down to a loss of 3.0. With 500 million
 parameters the tensor variants needed about 4 % more steps. Its models have RMS norms and normalised
 queries and keys, and so have these. Otherwise the patterns of bilinear attention, products of two
-small scores, begin near zero, and the loss stands still for long.
+small scores, begin near zero.
 
 Bilinear attention has two sets of queries and keys, a tenth more parameters at that size, which the
 post accepts. Here each such model is trained once more with fewer hidden units, as large as the

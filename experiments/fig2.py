@@ -80,7 +80,7 @@ def run(context: RecipeContext) -> Outcome:
     ]
     for key, name, source in (("mnist", "MNIST", 98.05), ("fashion_mnist", "Fashion-MNIST", None)):
         accuracies = numbers[key]["accuracies"]
-        row = Row.of(f"{name}: accuracy", accuracies, scale=100, unit="%", source=source)
+        row = Row.of_shares(f"{name}: accuracy", accuracies, scale=100, unit="%", source=source)
         held = None if source is None else 100 * fmean(accuracies) >= source - NEAR
         rows.append(replace(row, held=held))
         ranks = numbers[key]["eigenvalue_rank_of_most_active"].values()

@@ -77,7 +77,7 @@ def _rows(d_model: int, curves: Sequence[TruncationCurve], n_samples: int) -> li
     lost = [100 * curve.drop(few) for curve in curves]
     of_source, all_of_them = d_model == 300, {"all": len(curves[0].accuracy)}
     return [
-        Row.of(f"{name}: accuracy", [c.full for c in curves], scale=100, unit="%"),
+        Row.of_shares(f"{name}: accuracy", [c.full for c in curves], scale=100, unit="%"),
         Row.of(
             f"{name}: points lost with {few} eigenvectors of each class",
             lost,

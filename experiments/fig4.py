@@ -96,7 +96,7 @@ def run(context: RecipeContext) -> Outcome:
             continue
         claimed = SOURCE_NUMBERS.get(name)
         average = fmean(matched)
-        row = Row.of(
+        row = Row.of_shares(
             f"best match of the first {TOP} positive eigenvectors: {name}",
             matched,
             baselines={"another digit": fmean(tops[OTHER])} if "d = 300" in name else {},

@@ -96,7 +96,7 @@ def _rows(kind: str, of_models: Sequence[dict[str, float]]) -> list[Row]:
     accuracy = fmean(m["accuracy"] for m in of_models)
     ranks = [m["effective_rank"] for m in of_models]
     return [
-        Row.of(
+        Row.of_shares(
             f"{name}: accuracy",
             [m["accuracy"] for m in of_models],
             scale=100,
@@ -117,7 +117,7 @@ def _rows(kind: str, of_models: Sequence[dict[str, float]]) -> list[Row]:
             # A point is 0.01, to rounding.
             held=fmean(m["drop"] for m in of_models) < 0.01 - 1e-9,
         ),
-        Row.of(
+        Row.of_shares(
             f"{name}: share of the periphery in the first eigenvectors",
             [m["border_share"] for m in of_models],
         ),

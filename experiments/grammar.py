@@ -72,7 +72,10 @@ def run(context: RecipeContext) -> Outcome:
         "flow of an object: share left without all other nodes": ("left_by_rule", None),
     }
     rows = [
-        Row.of(claim, [result[key] for result in results], source=source)
+        # A divergence may be above 1, and parts of a flow cancel.
+        (Row.of_shares if "found" in key else Row.of)(
+            claim, [result[key] for result in results], source=source
+        )
         for claim, (key, source) in claims.items()
     ]
     return Outcome({**intervals(results), "elsewhere": elsewhere}, rows=rows)

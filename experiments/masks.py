@@ -58,7 +58,7 @@ def run(context: RecipeContext) -> Outcome:
         by_name[name] = {"accuracy": interval(accuracies)}
         last = {kind: [curve[kind, "targeted"][-1] for curve in curves] for kind in KINDS}
         stated.append(
-            Row.of(
+            Row.of_shares(
                 f"{name}: images of other digits taken for the mask's, length {NORMS[-1]:g}",
                 last[KINDS[0]],
                 scale=100,

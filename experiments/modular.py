@@ -63,8 +63,10 @@ def run(context: RecipeContext) -> Outcome:
         without = 100 * sum(of_key["accuracy_removed"]) / len(models)
         alone = {"without them": without, "chance": 100 / data.n_classes}
         rows += [
-            Row.of(f"{name}: accuracy, held out", of_key["accuracy_held_out"], scale=100, unit="%"),
-            Row.of(claim, of_key["accuracy_kept"], scale=100, unit="%", baselines=alone),
+            Row.of_shares(
+                f"{name}: accuracy, held out", of_key["accuracy_held_out"], scale=100, unit="%"
+            ),
+            Row.of_shares(claim, of_key["accuracy_kept"], scale=100, unit="%", baselines=alone),
         ]
         tables.append(Table(table, f"Waves of modular addition, {name}", words=1))
         figures[f"power-{layers}"] = _power_figure(readings, name)

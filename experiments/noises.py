@@ -86,7 +86,7 @@ def _rows(noise: str, measured: dict[str, list[float]]) -> list[Row]:
     """Return the rows of one noise beside the source's three figures."""
     accuracy, lost, match = (fmean(measured[key]) for key in AXES)
     return [
-        Row.of(
+        Row.of_shares(
             f"{noise}: accuracy",
             measured["accuracy"],
             scale=100,
@@ -101,7 +101,7 @@ def _rows(noise: str, measured: dict[str, list[float]]) -> list[Row]:
             source=1,
             held=lost < GOALS["drop_at_10"],
         ),
-        Row.of(
+        Row.of_shares(
             f"{noise}: best match of eigenvectors",
             measured["match"],
             source=0.9,

@@ -32,6 +32,8 @@ NUMBER = re.compile(r"(?<![\w.-])-?\d[\d,]*(?:\.\d+)?(?:e-?\d+)?(?!\w)")
 """A number in a text; those in names, as in SmolLM2, are none."""
 FIGURE = re.compile(r"\b(?:[Ff]igure|[Tt]able)s? \d+(?:(?:, | and | to )\d+)*")
 """References of a title to figures and tables, whose numbers are not measured."""
+ROUNDING = 1e-5
+"""How far a share may be from 0 to 1 in single precision."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,29 @@ class Row:
         numbers = interval(scaled)
         low, high = numbers.get("low"), numbers.get("high")
         return cls(claim, numbers["mean"], low, high, len(scaled), **others)
+
+    @classmethod
+    def of_shares(
+        cls, claim: str, values: Sequence[float], *, scale: float = 1, **others: Any
+    ) -> "Row":
+        """Return the row of the mean of several shares, with a 95 % interval of possible shares.
+
+        The interval is Student's of arcsin √share, which is 0 at no share and π/2 at a whole one.
+
+        Raises:
+            BilensError: a value is not from 0 to 1, but for rounding.
+        """
+        if outside := [value for value in values if not -ROUNDING <= value <= 1 + ROUNDING]:
+            raise BilensError(f"{claim!r}: expected shares from 0 to 1, got {outside[0]}")
+        shares = [min(max(value, 0), 1) for value in values]
+        mean = sum(shares) / len(shares)
+        if len(shares) < 2:
+            return cls(claim, scale * mean, n=1, **others)
+        angles = interval([math.asin(math.sqrt(share)) for share in shares])
+        # The mean of the angles is not quite the angle of the mean.
+        low = min(mean, math.sin(max(angles["low"], 0)) ** 2)
+        high = max(mean, math.sin(min(angles["high"], math.pi / 2)) ** 2)
+        return cls(claim, scale * mean, scale * low, scale * high, len(shares), **others)
 
     @classmethod
     def of_range(cls, claim: str, values: Sequence[float], **others: Any) -> "Row":

@@ -106,8 +106,11 @@ def _rows(measured: dict[str, list[float]]) -> list[Row]:
     shares = measured["xor, share"]
     wrong = max(max(measured[f"bits, {name}"]) for name in BOOLEAN)
     return [
-        Row.of("XOR of signs: share of the form in two eigenvectors", shares),
-        *(Row.of(f"{claim}, cosine", measured[key], baselines=of) for claim, key, of in cosines),
+        Row.of_shares("XOR of signs: share of the form in two eigenvectors", shares),
+        *(
+            Row.of_shares(f"{claim}, cosine", measured[key], baselines=of)
+            for claim, key, of in cosines
+        ),
         Row("AND, OR and XOR of bits: largest error of an output", wrong, n=len(shares)),
     ]
 

@@ -83,6 +83,21 @@ def test_samples_become_a_mean_with_its_interval_or_a_range():
     assert Row.of_range("directions", [21, 24, 22]) == Row("directions", 22, 21, 24, 3)
 
 
+@pytest.mark.parametrize("shares", [[1, 1, 1], [0, 0], [0.99, 1, 0.97], [0, 0, 0, 0.6], [0.5] * 3])
+def test_an_interval_of_shares_is_of_shares(shares):
+    row = Row.of_shares("accuracy", shares, scale=100, unit="%")
+    assert 0 <= row.low <= row.value <= row.high <= 100
+    assert row.value == pytest.approx(100 * sum(shares) / len(shares))
+    # Student's interval, where neither end is near.
+    middle = [0.502, 0.498, 0.5, 0.504]
+    ends, plain = Row.of_shares("accuracy", middle), Row.of("accuracy", middle)
+    assert (ends.low, ends.high) == pytest.approx((plain.low, plain.high), abs=1e-6)
+    assert Row.of_shares("accuracy", [0.9]) == Row("accuracy", 0.9, n=1)
+    assert Row.of_shares("cosine", [1 + 1e-7]).value == 1
+    with pytest.raises(BilensError, match="'cosine': expected shares from 0 to 1, got 1.1"):
+        Row.of_shares("cosine", [0.5, 1.1])
+
+
 def test_numbers_of_a_text():
     assert numbers_of("R² 0.93 of 1,232; SmolLM2, -0.1, 1e-12") == {"0.93", "1232", "-0.1", "1e-12"}
 

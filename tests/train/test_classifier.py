@@ -176,7 +176,6 @@ def test_three_layers_do_not_begin_at_zero():
 
 
 def test_one_layer_begins_as_maps_of_torch():
-    """So do the papers' models; with thrice the variance the effective rank doubles."""
     start = initialised(CONFIG, seed=0).embed.weight
     assert start.abs().max() <= 64**-0.5
     assert torch.allclose(start.std(), torch.nn.Linear(64, 24).weight.std(), rtol=0.05)

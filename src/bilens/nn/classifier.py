@@ -65,10 +65,11 @@ class ImageClassifier(Checkpointed):
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         """Draw initial weights anew, of variance 1 / inputs, or with one layer a third of it.
 
-        One layer begins as torch's maps do, and so the papers': the effective rank of its spectra
-        depends on it. The logits of n layers are a product of 3 * 2^n - 1 maps, so three layers
-        would begin with logits of 4e-9 on MNIST, where gradients are a hundredth of Adam's eps and
-        some seeds stay at chance. With variance 1 / inputs each map keeps the size of its inputs.
+        One layer begins as torch's maps do; the effective rank of its spectra depends on it. The
+        logits of n layers are a product of 3 * 2^n - 1 maps, so three layers would begin with
+        logits of 4e-9 on MNIST, where gradients are a hundredth of Adam's eps and some seeds stay
+        at chance. With variance 1 / inputs each map keeps the size of its inputs, but each product
+        squares it: outputs of many layers vanish, or grow without limit.
 
         Source: LeCun et al. 1998, "Efficient BackProp", section 4.6, for more than one layer.
         """
