@@ -218,7 +218,7 @@ class Rules(TorchFunctionMode):
         try:
             _check_context(live)
             result = self.run(name, func, args, kwargs)
-            _mark((result, *args[:1]))
+            mark((result, *args[:1]))
         except UnknownOperationError as error:
             raise _named(error, name) from None
         except torch.OutOfMemoryError:
@@ -317,7 +317,7 @@ def _check_context(x: Tensor) -> None:
         raise UnknownOperationError("torch.autocast rounds to 16 bits")
 
 
-def _mark(result: Any) -> None:
+def mark(result: Any) -> None:
     """Mark what follows from the embeddings in this pass, as an operation returned it."""
     for x in tensors_in((result,)):
         if x.requires_grad:
@@ -346,7 +346,7 @@ def _into(place: Any, result: Any) -> Any:
             )
         before_change(x)
         x.copy_(y)
-    _mark(place)
+    mark(place)
     return place
 
 

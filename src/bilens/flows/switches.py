@@ -1,0 +1,266 @@
+"""Weights that two models have differently, as activations: the rules between two models.
+
+Both models have one architecture, and run side by side: the first half of each batch with the
+weights W_1, the second with W_0. Each weight that differs has a *switch* s, which is 1 in the first
+half and 0 in the second:
+
+    y = f(x, W_0) + s f(x, W_1 - W_0)
+
+The switch is one more activation, so the rules between two texts are exact as they are:
+
+    D y = f(D x, mean W) + f(mean x, W_1 - W_0),
+
+and the gradient at s is the flow of the weight. Linear maps run in a cheaper form of the same sum,
+which keeps no difference of weights.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional
+
+from bilens.flows.rules import CALLED, READ, Rules, is_live, make_leaf, mark, tensors_in
+from bilens.flows.secants import Multiply, UnknownOperationError, keep, kept
+
+BILINEAR = ("conv1d", "conv2d", "einsum", "matmul", "rmatmul", "bmm", "mm")
+"""Operations that are linear in an activation and in a weight."""
+COMPOSED = ("layer_norm", "rms_norm", "group_norm", "addmm", "baddbmm", "addcmul", "lerp")
+"""Operations that are made of others."""
+
+
+@dataclass(frozen=True, eq=False)
+class WeightPair:
+    """A weight of two models, or what follows from weights alone.
+
+    Attributes:
+        name: name of the parameter, or of several, joined by +.
+        tuned: the weight of the first half.
+        base: the weight of the second half.
+        factors: A and B of a low-rank change, tuned = base + B A; None for any change.
+    """
+
+    name: str
+    tuned: Tensor
+    base: Tensor
+    factors: tuple[Tensor, Tensor] | None = None
+
+
+@dataclass(frozen=True)
+class LinearFlow:
+    """The flow of a linear map's weight, for each question and token.
+
+    Attributes:
+        rows: by row of the weight, or by output.
+        columns: by column, or by input.
+        ranks: by rank of a low-rank change, if it is one.
+    """
+
+    rows: Float[Tensor, "*tokens rows"]
+    columns: Float[Tensor, "*tokens columns"]
+    ranks: Float[Tensor, "*tokens ranks"] | None = None
+
+
+class PairLinear(torch.autograd.Function):
+    """x W' with both weights, each in its half, at the cost of one model.
+
+    The adjoint of the second half is minus that of the first. Its images under both weights have
+    the mean that goes on, and a difference whose product with the mean of x is the flow.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, pair: WeightPair, note: Callable[..., None]) -> Tensor:
+        ctx.pair, ctx.note = pair, note
+        keep(ctx, x)
+        first, second = x.chunk(2)
+        of_first = functional.linear(first, pair.tuned)
+        return torch.cat([of_first, functional.linear(second, pair.base)])
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:
+        (x,), pair = kept(ctx), ctx.pair
+        g = g.chunk(2)[0]
+        first, second = x.chunk(2)
+        mean_x = (first + second) / 2
+        by_tuned, by_base = g @ pair.tuned, g @ pair.base
+        ranks = None
+        if pair.factors is not None:
+            A, B = pair.factors
+            ranks = (mean_x @ A.T) * (g @ B)
+        moved = functional.linear(mean_x, pair.tuned) - functional.linear(mean_x, pair.base)
+        ctx.note(pair.name, LinearFlow(g * moved, (by_tuned - by_base) * mean_x, ranks))
+        w = (by_tuned + by_base) / 2
+        return torch.cat([w, -w]), None, None
+
+
+class SwitchedRules(Rules):
+    """Rules of a pass in whose halves some weights differ.
+
+    Args:
+        texts: number of texts, the first half of which runs with the tuned weights.
+        pairs: weights by the number (`id`) of the parameter of the model that runs.
+
+    Attributes:
+        linear: flows of linear maps by the name of their weight, once the backward pass is run.
+        switches: starts of the flow of other weights, by name.
+        embeddings: starts of the flow of tokens.
+    """
+
+    def __init__(self, texts: int, pairs: Mapping[int, WeightPair]) -> None:
+        super().__init__(texts)
+        self.linear: dict[str, list[LinearFlow]] = defaultdict(list)
+        self.switches: dict[str, list[Tensor]] = defaultdict(list)
+        self.embeddings: list[Tensor] = []
+        self._base = {number: pair.base for number, pair in pairs.items()}
+        # By weights that run in place of parameters, and are kept so that numbers stay theirs.
+        self._pairs = {id(pair.base): pair for pair in pairs.values()}
+
+    def pair(self, x: Any) -> WeightPair | None:
+        """Return both values of a weight; None if it is the same in both models."""
+        return self._pairs.get(id(x)) if isinstance(x, Tensor) else None
+
+    def _of_base(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return self._base.get(id(value), value)
+        if type(value) in (list, tuple):
+            return type(value)(map(self._of_base, value))
+        return value
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        args = [self._of_base(x) for x in args]
+        kwargs = {name: self._of_base(x) for name, x in (kwargs or {}).items()}
+        tensors = [*tensors_in((*args, *kwargs.values()))]
+        if self.paused or not any(self.pair(x) for x in tensors):
+            return super().__torch_function__(func, types, args, kwargs)
+        name = getattr(func, "__name__", str(func))
+        name = CALLED.get(name, name)
+        if name == "embedding":
+            result = self._embedded(*args, **kwargs)
+        elif not any(map(is_live, tensors)):
+            return self._of_weights(func, args, kwargs)
+        elif name in READ:
+            return func(*args, **kwargs)
+        elif name in COMPOSED:
+            return super().__torch_function__(func, types, args, kwargs)
+        elif name == "linear":
+            result = self._linear(*args, **kwargs)
+        elif name in BILINEAR:
+            result = self._bilinear(name, func, args, kwargs)
+        else:
+            like = next(filter(is_live, tensors))
+            args = [self._activations(x, like) for x in args]
+            kwargs = {key: self._activations(x, like) for key, x in kwargs.items()}
+            return super().__torch_function__(func, types, args, kwargs)
+        mark(result)
+        return result
+
+    def _of_weights(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Return what follows from weights alone, such as 1 + W or W[expert], with both values."""
+        names: dict[str, None] = {}
+
+        def tuned(value: Any) -> Any:
+            if (pair := self.pair(value)) is not None:
+                names[pair.name] = None
+                return pair.tuned
+            if type(value) in (list, tuple):
+                return type(value)(map(tuned, value))
+            return value
+
+        result = func(*args, **kwargs)
+        other = func(*map(tuned, args), **{name: tuned(x) for name, x in kwargs.items()})
+        both = zip(tensors_in((result,)), tensors_in((other,)), strict=True)
+        for base, of_tuned in both:
+            if base.is_floating_point():
+                self._pairs[id(base)] = WeightPair("+".join(names), of_tuned, base)
+        return result
+
+    def _switch(self, name: str, like: Tensor, axes: int) -> Tensor:
+        """Return a switch with the axes of texts and some more of an activation."""
+        s = like.new_zeros(*like.shape[:axes], *[1] * (like.dim() - axes))
+        s[: len(s) // 2] = 1
+        self.switches[name].append(make_leaf(s))
+        return self.switches[name][-1]
+
+    def _activations(self, value: Any, like: Tensor) -> Any:
+        """Return weights that differ as activations, with the axis of texts of another one."""
+        if type(value) in (list, tuple):
+            return type(value)(self._activations(x, like) for x in value)
+        pair = self.pair(value)
+        if pair is None:
+            return value
+        base, change = pair.base, pair.tuned - pair.base
+        if not (base.dim() == like.dim() and len(base) == len(like)):
+            shape = (*[1] * (like.dim() - base.dim()), *base.shape)
+            if len(shape) != like.dim() or shape[0] != 1:
+                raise UnknownOperationError(
+                    f"the weight {pair.name}, of shape {tuple(base.shape)}, beside activations of "
+                    f"shape {tuple(like.shape)} is none that a switch is known for"
+                )
+            base, change = (x.view(shape).expand(len(like), *shape[1:]) for x in (base, change))
+        switched = base + Multiply.apply(self._switch(pair.name, change, change.dim()), change)
+        mark(switched)
+        return switched
+
+    def _embedded(self, input: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        pair = self.pair(weight)
+        assert pair is not None
+        of_base = functional.embedding(input, pair.base, *args, **kwargs)
+        change = functional.embedding(input, pair.tuned, *args, **kwargs) - of_base
+        if len(of_base) != self.texts:  # positions, which all texts share
+            self._pairs[id(of_base)] = WeightPair(pair.name, of_base + change, of_base)
+            return of_base
+        parts = [make_leaf(x) for x in (of_base, change)]
+        self.embeddings += parts
+        return parts[0] + Multiply.apply(self._switch(pair.name, change, 2), parts[1])
+
+    def _linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        pair = self.pair(weight)
+        if pair is not None:
+            y = self._mapped(input, pair)
+        else:
+            with self:
+                y = functional.linear(input, weight)
+        if bias is None:
+            return y
+        with self:
+            return y + bias
+
+    def _mapped(self, x: Tensor, pair: WeightPair) -> Tensor:
+        y: Tensor = PairLinear.apply(x, pair, lambda name, flow: self.linear[name].append(flow))
+        mark(y)
+        return y
+
+    def _bilinear(
+        self, name: str, func: Any, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> Tensor:
+        numbers = [i for i, x in enumerate(args) if self.pair(x)]
+        if len(numbers) != 1:
+            raise UnknownOperationError(f"{name} of more than one weight that differs")
+        (at,) = numbers
+        pair = self.pair(args[at])
+        assert pair is not None
+        if name in ("matmul", "mm") and at == 1 and pair.base.dim() == 2 and args[0].dim() > 1:
+            factors = None if pair.factors is None else (pair.factors[1].mT, pair.factors[0].mT)
+            turned = WeightPair(pair.name, pair.tuned.mT, pair.base.mT, factors)
+            return self._mapped(args[0], turned)
+        # A bias is in the first term alone, where it may differ too.
+        bias = args[2] if name.startswith("conv") and len(args) > 2 else kwargs.get("bias")
+        plain = [None if i == 2 and name.startswith("conv") else x for i, x in enumerate(args)]
+        others = {key: x for key, x in kwargs.items() if key != "bias"}
+        both = []
+        for weight in (pair.base.clone(), pair.tuned - pair.base):
+            plain[at] = weight
+            with self:
+                both.append(func(*plain, **others))
+        y = both[0] + Multiply.apply(self._switch(pair.name, both[1], 2), both[1])
+        mark(y)
+        if bias is None:
+            return y
+        with self:
+            return y + bias.reshape(-1, *[1] * (pair.base.dim() - 2))
