@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from bilens.circuits import task_directions
     from bilens.circuits.reading import circuit
     from bilens.errors import BilensError, CheckpointError, DataError, NotBilinearError
-    from bilens.flows import flow
+    from bilens.flows import diff, flow
     from bilens.images import certify, class_spectra
     from bilens.language import TokenDirection
     from bilens.models import load
@@ -57,6 +57,7 @@ __all__ = [
     "certify",
     "circuit",
     "class_spectra",
+    "diff",
     "flow",
     "load",
     "register_family",

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
+import tyro
+
 from bilens.errors import BilensError
 from bilens.settings import Between
 
@@ -30,6 +32,8 @@ Metric = Literal["images", "gaussian", "weights"]
 The last is a reading of the weights only. The tree has the same bonds for the first two, since it
 uses the second moment of the inputs.
 """
+Positional = tyro.conf.Positional[str]
+"""A model's name or folder, which stands without the name of its option."""
 Target = Literal["logit", "log-probability", "probability"]
 """The number that a flow splits; the last two between two texts."""
 Keep = Annotated[float, Between(0, 1.15)]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 from bilens.analysis import Reading, analysis
 from bilens.errors import BilensError
 from bilens.lazy_imports import lazy_import
-from bilens.options import Keep, Left, Level, Target, layer_of, token_list
+from bilens.options import Keep, Left, Level, Positional, Target, layer_of, token_list
 from bilens.settings import Between, Count, NotNegative, Seed
 
 if TYPE_CHECKING:
@@ -80,6 +80,47 @@ def flow(
         weights=token_list(weights),
         shown=shown,
         ablate=ablate,
+    )
+
+
+@analysis("diff")
+def diff(
+    model: "transformer.ResidualModel",
+    *,
+    tuned: Positional,
+    prompt: str,
+    token: str,
+    minus: str = "",
+    against: str | None = None,
+    target: Target = "logit",
+    undo: tuple[int, ...] = (),
+    orders: Annotated[int, Between(0)] = 0,
+) -> Reading:
+    """Split the change of an answer by tuning, exactly over the weights that differ.
+
+        bilens diff base tuned --prompt "The capital of France is" --token " Paris" --minus " Rome"
+
+    Args:
+        model: The model before tuning.
+        tuned: The model after, of the same architecture, or a folder with an adapter of LoRA.
+        prompt: The text.
+        token: The answer; or several tokens, separated by commas.
+        minus: Tokens whose mean is subtracted, separated by commas.
+        against: A second text for the base model, of as many tokens; by default the prompt.
+        target: The logit, the log-probability or the probability.
+        undo: Numbers of the strongest weights, such as 5 20; what is lost without them is measured.
+        orders: Number of random orders from which the Shapley value of each layer is measured.
+    """
+    from dataclasses import replace as with_fields
+
+    from bilens.flows import diff as split
+
+    answer, others = token_list(token), token_list(minus)
+    reading = split(model, tuned, prompt, answer, others, against=against, target=target)
+    return with_fields(
+        reading,
+        undone=tuple(reading.undo(k) for k in undo),
+        shapley=reading.measure(orders) if orders else {},
     )
 
 

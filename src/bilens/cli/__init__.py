@@ -39,7 +39,7 @@ DIVIDED = ("train language", "anneal", "linearise", "tensorise")
 """Commands whose processes under `torchrun` share the work."""
 GROUPS = {
     "Read a language model": (
-        *("flow", "circuit", "task-directions", "contexts", "ngrams", "heads"),
+        *("flow", "diff", "circuit", "task-directions", "contexts", "ngrams", "heads"),
         *("composition", "summary", "generate"),
     ),
     "Read an image model": ("decompose", "eigenvectors", "certify", "explain", "paths", "bonds"),

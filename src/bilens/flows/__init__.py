@@ -1,6 +1,7 @@
 """An exact split of an answer on a text, or between two, through every layer of a model."""
 
 from bilens.flows.ablation import Ablation, measure, remove, without_output
+from bilens.flows.diff import ModelDiff, diff
 from bilens.flows.fitted import answered
 from bilens.flows.graph import Flow
 from bilens.flows.nodes import Node
@@ -14,12 +15,14 @@ __all__ = [
     "Ablation",
     "Flow",
     "FlowReading",
+    "ModelDiff",
     "Node",
     "PartWeights",
     "Question",
     "adjoints_of",
     "answered",
     "as_questions",
+    "diff",
     "flow",
     "measure",
     "open_part",

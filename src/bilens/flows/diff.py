@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from bilens.analysis import Reading
-from bilens.checks import check_sum, checked
+from bilens.checks import check_count, check_sum, checked
 from bilens.convert.adapters import Change, is_adapter, load_adapter
 from bilens.errors import BilensError
 from bilens.flows.modules import module_hooks
@@ -39,6 +39,22 @@ GAUSS = ((0.5 - 0.15**0.5, 5 / 18), (0.5, 8 / 18), (0.5 + 0.15**0.5, 5 / 18))
 """Points and weights of Gauss's quadrature between 0 and 1."""
 
 
+class Undone(NamedTuple):
+    """What a few weights lose and bring, as shares of the change, in runs of the model.
+
+    Attributes:
+        count: number of weights that are undone.
+        lost: share of the change that the tuned model loses without them.
+        won: share that the base model gains with only these.
+        lost_by_size: share lost without as many weights of the largest relative change.
+    """
+
+    count: int
+    lost: float
+    won: float
+    lost_by_size: float
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class ModelDiff(Reading):
     """The change of an answer between two models, split over what differs.
@@ -56,6 +72,8 @@ class ModelDiff(Reading):
         choices: flow of what only one of both chose, such as experts.
         pairs: both values of each weight.
         base: the base model.
+        undone: what the strongest weights lose and bring, for the numbers that were asked for.
+        shapley: measured Shapley value of each layer's weights, if it was asked for.
     """
 
     question: Question
@@ -69,6 +87,8 @@ class ModelDiff(Reading):
     choices: float
     pairs: Mapping[str, WeightPair] = field(repr=False)
     base: ResidualModel = field(repr=False)
+    undone: tuple[Undone, ...] = ()
+    shapley: Mapping[int, float] = field(default_factory=dict)
 
     title: ClassVar[str] = "What did tuning change?"
     axes: ClassVar[dict[str, str]] = {"x": "weight", "y": "flow"}
@@ -128,12 +148,16 @@ class ModelDiff(Reading):
         strongest = self.strongest()[0]
         share = sum(flow for layer, flow in layers.items() if first <= layer <= last)
         text = f"Tuning changes {self.question.number} by {self.value:+.2f}"
-        if not self.value:
-            return f"{text}."
+        size = sum(map(abs, self.weights.values()))
+        if abs(self.value) < 0.1 * size:
+            return (
+                f"{text}. The flows of its {len(self.weights)} weights have {size:.2f} together and "
+                "nearly cancel, so that shares of the change say little here."
+            )
         return (
-            f"{text}; layers {first} to {last} carry {share / self.value:.2f} of it, and most of "
-            f"one weight is {self.weights[strongest] / self.value:.2f}, of {strongest}. A share is "
-            "not what is lost when this weight alone is undone."
+            f"{text}; layers {first} to {last} carry {share / self.value:.2f} of it, and the "
+            f"strongest weight, {strongest}, {self.weights[strongest] / self.value:.2f}. A share "
+            "is not what is lost when this weight alone is undone."
         )
 
     def run(self, tuned: Iterable[str], *, second: bool = False) -> float:
@@ -147,21 +171,34 @@ class ModelDiff(Reading):
             logits = run_with(self.base, weights, ids[None])
         return float(metric(self.question, self.base, logits)[0])
 
-    def undo(self, k: Count = 10) -> tuple[float, float]:
-        """Return the shares of the change that the k strongest weights lose, and bring, by runs.
+    def undo(self, k: int = 10) -> Undone:
+        """Measure what the k strongest weights lose and bring, on the text itself.
 
-        Lost is measured in the tuned model with these weights undone, brought in the base model
-        with only these. Both are of the change on the text itself.
+        Beside them stand the weights whose difference is largest, over their own size.
+
+        Raises:
+            BilensError: there are fewer weights, or the answer does not change on the text.
         """
-        chosen = self.strongest()[:k]
+        check_count("k", k, len(self.pairs), "the number of weights that differ")
         with_all, with_none = self.run(self.pairs), self.run([])
-        others = [name for name in self.pairs if name not in chosen]
         change = with_all - with_none
         if not change:
             raise BilensError(
                 "The models answer the same on this text, so that no share of a change is lost"
             )
-        return (with_all - self.run(others)) / change, (self.run(chosen) - with_none) / change
+
+        def lost(chosen: Sequence[str]) -> float:
+            others = [name for name in self.pairs if name not in chosen]
+            return (with_all - self.run(others)) / change
+
+        def size(name: str) -> float:
+            pair = self.pairs[name]
+            return float((pair.tuned - pair.base).norm() / pair.base.norm().clamp_min(1e-12))
+
+        strongest = self.strongest()[:k]
+        won = (self.run(strongest) - with_none) / change
+        by_size = sorted(self.pairs, key=size, reverse=True)[:k]
+        return Undone(k, lost(strongest), won, lost(by_size))
 
     def measure(self, orders: Count = 4, seed: int = 0) -> dict[int, float]:
         """Measure the Shapley value of each layer's weights, a mean over random orders.
@@ -321,7 +358,7 @@ def diff(
     tuned: ResidualModel | str | Path,
     text: str | Int[Tensor, " time"],
     token: Answer,
-    minus: str | Sequence[str] | None = None,
+    minus: str | Sequence[str] = (),
     *,
     against: Against | None = None,
     target: Target = "logit",
