@@ -8,11 +8,13 @@ from random import Random
 from typing import Any
 
 import pytest
+import torch
 
 import bilens
 from bilens.cli import COMMANDS, commands_of, main
 from bilens.convert import save_model
 from tests.command_line import in_json, work_beside, write_sources
+from tests.families import tiny
 from tests.models import random_model, toy_tokenizer
 from tests.nightly import nightly
 
@@ -61,6 +63,9 @@ OTHERS = {
     f"{OF_PRODUCTS} --against 't3 t9 t5'": OF_FLOW,
     f"{OF_PRODUCTS} --replace t4=t9": OF_FLOW,
     f"{OF_PRODUCTS} --mean --data long.txt": OF_FLOW.replace(" mean", ""),
+    "diff model tuned --prompt 't3 t4 t5' --token t6": (
+        "prompt='t3 t4 t7' token=t7 minus=t8 against='t3 t8 t5' target=probability undo=1 orders=1"
+    ),
     ONE: OF_CIRCUIT,
     PAIRS: OF_CIRCUIT,
     f"{PAIRS} --level parts": "keep=0.3 left=0 size=2 heads level=stages controls",
@@ -109,6 +114,7 @@ def sources(tmp_path_factory):
     (folder / "others.tsv").write_text(others)
     (folder / "tasks.tsv").write_text(first + others.replace("one", "two"))
     (folder / "own.py").write_text(OWN)
+    save_model(folder / "tuned", tiny("llama", 5, torch.float32), toy_tokenizer())
     for part, name in (("positions", "learned"), ("attention", "squared")):
         save_model(folder / name, random_model(n_layers=2, **{part: name}), toy_tokenizer())
     return folder
@@ -190,7 +196,12 @@ def test_no_option_is_forgotten():
         asked.setdefault(words[0], set()).update(options)
     for name in {*COMMANDS} - UNTRIED:
         (command,) = commands_of(name).values()
-        known = {option.name for option in command.parameters} - {"model", "run_dir", *ELSEWHERE}
+        known = {option.name for option in command.parameters} - {
+            "model",
+            "run_dir",
+            "tuned",
+            *ELSEWHERE,
+        }
         assert known == asked[name] - ELSEWHERE, name
     # Each kind of input takes options of its own.
     for words, options in RUNS.values():

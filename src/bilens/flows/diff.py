@@ -20,6 +20,7 @@ from bilens.analysis import Reading
 from bilens.checks import check_count, check_sum, checked
 from bilens.convert.adapters import Change, is_adapter, load_adapter
 from bilens.errors import BilensError
+from bilens.flows.fitted import Fitted, fit
 from bilens.flows.modules import module_hooks
 from bilens.flows.question import Against, Answer, Question
 from bilens.flows.rules import is_live, make_leaf
@@ -29,7 +30,7 @@ from bilens.hooks import hooked
 from bilens.language.names import shown_tokens
 from bilens.models import load
 from bilens.options import Target
-from bilens.sections import Columns, Fact, signed
+from bilens.sections import Columns, Fact
 from bilens.settings import Count
 from bilens.transformer import ResidualModel
 from bilens.transformer.maps import working_dtype
@@ -60,7 +61,7 @@ class ModelDiff(Reading):
     """The change of an answer between two models, split over what differs.
 
     Attributes:
-        question: what is asked.
+        fitted: what is asked, in the numbers of the model.
         tokens: names of the tokens of the text.
         values: the metric of the tuned model on the text, and of the base model on the second text.
         weights: flow of each weight that differs, by name.
@@ -76,7 +77,7 @@ class ModelDiff(Reading):
         shapley: measured Shapley value of each layer's weights, if it was asked for.
     """
 
-    question: Question
+    fitted: Fitted
     tokens: tuple[str, ...]
     values: tuple[float, float]
     weights: Mapping[str, float]
@@ -113,12 +114,12 @@ class ModelDiff(Reading):
 
     def facts(self) -> list[Fact]:
         return [
-            ("change", signed(self.value)),
+            ("change", self.value),
             ("tuned model", self.values[0]),
             ("base model", self.values[1]),
             ("weights that differ", len(self.weights)),
-            ("of tokens", signed(float(self.of_tokens.sum()))),
-            ("of choices", signed(self.choices)),
+            ("of tokens", float(self.of_tokens.sum())),
+            ("of choices", self.choices),
         ]
 
     def columns(self) -> Columns:
@@ -147,12 +148,12 @@ class ModelDiff(Reading):
         first, last = carrying_layers(layers, 0.7)
         strongest = self.strongest()[0]
         share = sum(flow for layer, flow in layers.items() if first <= layer <= last)
-        text = f"Tuning changes {self.question.number} by {self.value:+.2f}"
+        text = f"Tuning changes {self.fitted.question.number} by {self.value:+.2f}"
         size = sum(map(abs, self.weights.values()))
         if abs(self.value) < 0.1 * size:
             return (
-                f"{text}. The flows of its {len(self.weights)} weights have {size:.2f} together and "
-                "nearly cancel, so that shares of the change say little here."
+                f"{text}. The flows of its {len(self.weights)} weights have {size:.2f} together "
+                "and nearly cancel, so that shares of the change say little here."
             )
         return (
             f"{text}; layers {first} to {last} carry {share / self.value:.2f} of it, and the "
@@ -165,11 +166,11 @@ class ModelDiff(Reading):
 
         Measured on the text, or on the second text.
         """
-        ids = question_ids(self.question, self.base)[int(second)]
+        ids = both_ids(self.fitted)[int(second)]
         weights = {name: self.pairs[name].tuned for name in tuned}
         with torch.no_grad(), self.base.places.context():
             logits = run_with(self.base, weights, ids[None])
-        return float(metric(self.question, self.base, logits)[0])
+        return float(metric(self.fitted, logits)[0])
 
     def undo(self, k: int = 10) -> Undone:
         """Measure what the k strongest weights lose and bring, on the text itself.
@@ -226,7 +227,7 @@ class ModelDiff(Reading):
         They add up to the change on the text within the error of the quadrature. They agree with
         Shapley values a little more than flows do, at two to four times the cost.
         """
-        ids = question_ids(self.question, self.base)[0]
+        ids = self.fitted.clean
         flows = dict.fromkeys(self.pairs, 0.0)
         for point, share in GAUSS:
             weights = {}
@@ -235,7 +236,7 @@ class ModelDiff(Reading):
                 weights[name] = between.detach().requires_grad_()
             with torch.enable_grad(), self.base.places.context():
                 logits = run_with(self.base, weights, ids[None])
-                total = metric(self.question, self.base, logits)[0]
+                total = metric(self.fitted, logits)[0]
                 slopes = torch.autograd.grad(total, [*weights.values()], allow_unused=True)
             for (name, pair), slope in zip(self.pairs.items(), slopes, strict=True):
                 if slope is not None:
@@ -265,28 +266,21 @@ def carrying_layers(layers: Mapping[int, float], share: float) -> tuple[int, int
     return first, last
 
 
-def question_ids(question: Question, model: ResidualModel) -> tuple[Tensor, Tensor]:
+def both_ids(fitted: Fitted) -> Int[Tensor, "2 time"]:
     """Return the tokens of the text, and of the second text or else the same."""
-    if question.has_two_texts:
-        first, second, rows = question.both_texts(model)
-        if rows is not None:
-            raise BilensError("against holds embeddings, expected a text of as many tokens")
-        return first, second
-    first = model.ids(question.text, question.position)
-    return first, first
+    if fitted.embeddings is not None:
+        raise BilensError("against holds embeddings, expected a text of as many tokens")
+    return torch.stack([fitted.clean, fitted.clean if fitted.corrupt is None else fitted.corrupt])
 
 
-def metric(
-    question: Question, model: ResidualModel, logits: Float[Tensor, "texts vocab"]
-) -> Float[Tensor, " texts"]:
+def metric(fitted: Fitted, logits: Float[Tensor, "texts vocab"]) -> Float[Tensor, " texts"]:
     """Return the metric of a question, given logits of the model itself, after a soft cap."""
-    tokens, minus = question.token_numbers(model)
-    shares = torch.tensor(question.shares, device=logits.device, dtype=logits.dtype)
-    if question.target != "logit":
+    shares = torch.tensor(fitted.shares, device=logits.device, dtype=logits.dtype)
+    if fitted.target != "logit":
         logits = logits.log_softmax(-1)
-    if question.target == "probability":
+    if fitted.target == "probability":
         logits = logits.exp()
-    return logits[:, tokens + minus] @ shares
+    return logits[:, [*fitted.tokens, *fitted.minus]] @ shares
 
 
 def run_with(
@@ -382,15 +376,15 @@ def diff(
         BilensError: the models do not fit each other, an operation has no rule, or the flows do
             not add up to the change.
     """
-    question = Question.of(text, token, minus, against, target=target).fitted(base)
-    if question.vector is not None or question.spoken(base):
+    fitted = fit(base, Question(text, token, minus, against, target=target))
+    if fitted.vector is not None or fitted.spoken:
         raise BilensError("token has to be one token, or several of which the mean is taken")
-    first, second = question_ids(question, base)
+    ids = both_ids(fitted)
     pairs = weight_pairs(base.model, _opened(base, tuned, text))
     parameters = dict(base.model.named_parameters())
     rules = SwitchedRules(2, {id(parameters[name]): pair for name, pair in pairs.items()})
-    values = _run(base, pairs, rules, question, torch.stack([first, second]))
-    time = len(first)
+    values = _run(base, pairs, rules, fitted, ids)
+    time = len(fitted.clean)
     weights, by_token, ranks = dict.fromkeys(pairs, 0.0), {}, {}
     places = base.places
     heads = torch.zeros(len(places.layers), places.n_heads, dtype=torch.float64)
@@ -426,8 +420,8 @@ def diff(
     of_tokens = _changes(rules.embeddings, time)
     choices = sum(float(_changes([leaf.value], 1).sum()) for leaf in rules.leaves)
     result = ModelDiff(
-        question=question,
-        tokens=tuple(shown_tokens(base, first)),
+        fitted=fitted,
+        tokens=tuple(shown_tokens(base, fitted.clean)),
         values=values,
         weights=weights,
         by_token=by_token,
@@ -476,7 +470,7 @@ def _run(
     base: ResidualModel,
     pairs: Mapping[str, WeightPair],
     rules: SwitchedRules,
-    question: Question,
+    fitted: Fitted,
     ids: Int[Tensor, "2 time"],
 ) -> tuple[float, float]:
     """Run both models side by side under rules, and leave the adjoints at the starts.
@@ -497,7 +491,7 @@ def _run(
     hooks = hooked(before, [*after, *tables])
     with hooks, places.context(), torch.enable_grad(), rules:
         logits = places.forward(ids)
-        both = metric(question, base, logits)
+        both = metric(fitted, logits)
     with torch.enable_grad():
         (both[0] - both[1]).backward()
     forget_kept()
@@ -505,7 +499,7 @@ def _run(
     for row, (weights, value) in enumerate(zip((tuned, {}), both.tolist(), strict=True)):
         with torch.no_grad(), places.context():
             alone = run_with(base, weights, ids[row : row + 1])
-        own = float(metric(question, base, alone)[0])
+        own = float(metric(fitted, alone)[0])
         size = float(alone.abs().max())
         check_sum("The pass of both models side by side", value, own, size=size)
     tuned_value, base_value = both.tolist()

@@ -534,7 +534,7 @@ def _matrix_product(mode: Rules, func: Any, input: Tensor, other: Tensor) -> Ten
     else:
         y = a @ b
     if is_live(b):
-        _mark(y)
+        mark(y)
         with mode:
             mix = product_mix(a, b, y, mode.texts)
         mode.mixes += [] if mix is None else [mix]

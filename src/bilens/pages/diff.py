@@ -50,8 +50,8 @@ def diff_sections(reading: ModelDiff) -> list[Section]:
         Section(
             "The strongest weights",
             "The flow of each weight, its share of the change, and the token at which most of it "
-            f"is read. {len(reading.weights):,} weights differ; their flows, with those of tokens and "
-            f"choices, add up to {reading.value:+.4f}.",
+            f"is read. {len(reading.weights):,} weights differ; their flows, with those of tokens "
+            f"and choices, add up to {reading.value:+.4f}.",
             [[Table(frame, "", reading.formats)]],
         ),
         *measured,

@@ -18,6 +18,7 @@ from bilens.flows.nodes import node_columns, strongest_first
 from bilens.flows.reading import FlowPage, FlowReading
 from bilens.flows.summary import LanguageSummary
 from bilens.flows.weights import PartWeights
+from bilens.pages import diff  # noqa: F401  it registers its page
 from bilens.pages.graph import WIDE
 from bilens.pages.layout import plot_of, sections_of
 from bilens.sections import FlowDrawing, Picture, Section, Table, signed
