@@ -112,7 +112,7 @@ def test_a_picture_has_twenty_nodes_with_labels_and_its_share(split_flow):
     (axes,) = figure.axes
     assert {node.label for node in graph.nodes[1:]} <= {text.get_text() for text in axes.texts}
     assert sum(len(line.get_xdata()) == 1 for line in axes.lines) == 21
-    caption = f"20 of {len(split_flow.nodes)} nodes: {graph.share_of_logit:.0%} of the logit"
+    caption = f"20 of {len(split_flow.nodes)} nodes: {graph.share_of_logit:.0%} of the change"
     assert figure.alt.startswith(caption)
 
 

@@ -125,7 +125,6 @@ FLOWS = {
     "replace names 't9', which is not a word of 't4 t5 t6'": flow_of(replace={"t9": "t4"}),
     "each name the second": lambda view: language.flow(view, prompt="t3", mean=True, against="t4"),
     "expected one of them": flow_of(replace={"t4": "t9"}, against="t4 t5 t7"),
-    "target='probability' needs two runs": flow_of(target="probability"),
     "target='odds', expected": flow_of(target="odds", against="t4 t5 t7"),
     "circuit and task_directions take several questions": flow_of(text=["t4 t5", "t4 t6"]),
     "'x', which is not a word of 'a b'": lambda: replaced("a b", {"x": "y"}),

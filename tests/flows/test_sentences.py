@@ -79,13 +79,12 @@ def test_what_the_model_prefers_is_said(token, minus):
     assert "after the second text" not in dict(reading.facts())
     # Only a question whose premise holds is asked.
     assert reading.title.startswith("Why") == (better == token != there)
-    one = answer_question(VIEW, Question(FIRST, token, (minus,)), ablate=3)
-    worse = minus if better == token else token
-    assert one.preference == f'The model prefers "{better}" over "{worse}", by {shown(a)}.'
-    assert one.title.startswith("Why") == (better == token)
-    assert one.left == pytest.approx(a + one.together, abs=1e-5 * abs(a))
-    left = signed(one.left)
-    assert "passes" not in one.answer or f"the value is {left}, not {signed(a)}." in one.answer
+    alone = answer_question(VIEW, Question(FIRST, token, (minus,)), ablate=3)
+    assert alone.flow.values[0] == pytest.approx(a)
+    if alone.title.startswith("Why"):
+        assert alone.title.endswith(f"after “{FIRST}”, and not after the neutral text?")
+    else:
+        assert f"from the neutral text to “{FIRST}”" in alone.title
 
 
 @pytest.mark.parametrize("minus", [(), ("t4", "t5"), ("t6", "t9", "t11")])
@@ -113,8 +112,9 @@ def test_differences_of_other_numbers_are_named(target):
 def test_equal_tokens_are_preferred_by_none():
     model = random_model(n_layers=1)
     model.unembed.weight.data[4] = model.unembed.weight.data[3]
-    reading = answer_question(ResidualModel(model, VIEW.tokenizer), Question(FIRST, "t3", ("t4",)))
-    assert reading.preference == 'The model prefers neither "t3" nor "t4".'
+    question = Question(FIRST, "t3", ("t4",), SECOND)
+    reading = answer_question(ResidualModel(model, VIEW.tokenizer), question)
+    assert reading.preference.startswith("The model prefers neither after both texts, by 0 and 0;")
     assert not reading.title.startswith("Why")
 
 
@@ -238,7 +238,6 @@ def spaced(**options):
 
 test_what_an_answer_of_several_tokens_asks_for_is_said = refused(
     {
-        "several tokens, .New. York.*; add against, or take one": spaced(token="New York"),
         "a single token": spaced(token="a", minus="New York", against="a a c"),
         "several tokens, .New. York": spaced(token="New York", minus="a", against="a a c"),
     }

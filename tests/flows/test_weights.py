@@ -18,14 +18,14 @@ AT = 4
 MLP = Node("mlp", 0.0, 0, "mlp", AT)
 
 
-def flow_of(view, second):
+def flow_of(view, second=TEXTS[1]):
     return flow(view, TEXTS[0], DIRECTION, against=second, ablate=0)
 
 
-def inputs(view, second):
-    """Return the normalised input of the first MLP in the first run, less and plus that of both."""
-    n, *other = (view.mlp_inputs(0, ids[None])[0, AT] for ids in TEXTS[: 1 + (second is not None)])
-    return (n - other[0], n + other[0]) if other else (n, n)
+def inputs(view):
+    """Return the change of the normalised input of the first MLP, and the sum of both."""
+    first, second = (view.mlp_inputs(0, ids[None])[0, AT] for ids in TEXTS)
+    return first - second, first + second
 
 
 def dense_form(view, w):
@@ -37,12 +37,11 @@ def dense_form(view, w):
     return L, R, D, *torch.linalg.eigh((Q + Q.T) / 2)
 
 
-@pytest.mark.parametrize("second", [None, TEXTS[1]])
-def test_eigenvectors_are_those_of_a_dense_reference(view, second):
-    result = flow_of(view, second)
+def test_eigenvectors_are_those_of_a_dense_reference(view):
+    result = flow_of(view)
     opened = open_part(view, result, f"mlp.0@{AT}", k=40)
     *_, values, vectors = dense_form(view, result.adjoint(MLP))
-    z, other = inputs(view, second)
+    z, other = inputs(view)
     flows = values * (z @ vectors) * (other @ vectors)
     order = flows.abs().argsort(descending=True)
     frame = opened.frame()
@@ -62,22 +61,20 @@ def test_eigenvectors_are_those_of_a_dense_reference(view, second):
     assert frame["through heads"][0] == ", ".join(names[:4])
 
 
-@pytest.mark.parametrize("second", [None, TEXTS[1]])
-def test_all_eigenvectors_of_an_mlp_with_biases_are_the_whole(second):
+def test_all_eigenvectors_of_an_mlp_with_biases_are_the_whole():
     view = view_of(n_layers=2, norm="layer", bias=True)
-    opened = open_part(view, flow_of(view, second), f"mlp.0@{AT}", k=40)
+    opened = open_part(view, flow_of(view), f"mlp.0@{AT}", k=40)
     assert opened.frame().flow.sum() == pytest.approx(opened.flow)
     assert opened.share == pytest.approx(1)
 
 
-@pytest.mark.parametrize("second", [None, TEXTS[1]])
 @pytest.mark.parametrize("k", [1, 3])
-def test_the_share_is_that_of_runs_by_hand(view, second, k):
-    result = flow_of(view, second)
+def test_the_share_is_that_of_runs_by_hand(view, k):
+    result = flow_of(view)
     opened = open_part(view, result, f"mlp.0@{AT}", k=k)
     w = result.adjoint(MLP)
     L, R, D, _, vectors = dense_form(view, w)
-    z, other = inputs(view, second)
+    z, other = inputs(view)
     rows = (z @ vectors)[:, None] * vectors.T
     # B(mean, v) (v . z): what each eigenvector writes.
     written = ((rows @ L.T) * (R @ other) + (rows @ R.T) * (L @ other)) @ D.T / 2
@@ -97,19 +94,17 @@ def test_the_share_is_that_of_runs_by_hand(view, second, k):
     effects = []
     for row in (whole, left):
         lost = [number(TEXTS[0], 0 * row) - number(TEXTS[0], -row)]
-        if second is not None:
-            lost.append(number(second, row) - number(second, 0 * row))
+        lost.append(number(TEXTS[1], row) - number(TEXTS[1], 0 * row))
         effects.append(sum(lost) / len(lost))
     assert opened.measured == pytest.approx(effects[0])
     assert opened.share == pytest.approx(1 - effects[1] / effects[0])
     assert abs(opened.share - 1) > 1e-3
 
 
-@pytest.mark.parametrize("second", [None, TEXTS[1]])
-def test_a_head_of_differential_attention_has_its_outputs(second):
+def test_a_head_of_differential_attention_has_its_outputs():
     """No number of two tokens orders its pattern, so that it has no pairs of query and key."""
     view = view_of(n_layers=2, norm="none", attention="differential")
-    result = flow_of(view, second)
+    result = flow_of(view)
     opened = open_part(view, result, "head.0.2@4")
     nodes = nodes_of(result, address="head.0.2@4")
     assert opened.flow == pytest.approx(sum(node.flow for node in nodes))
@@ -121,11 +116,10 @@ def test_a_head_of_differential_attention_has_its_outputs(second):
     assert opened.about == ()
 
 
-@pytest.mark.parametrize("second", [None, TEXTS[1]])
 @pytest.mark.parametrize("attention", ["softmax", "bilinear"])
-def test_a_head_has_its_pairs_of_tokens_and_the_rank_of_the_texts(second, attention):
+def test_a_head_has_its_pairs_of_tokens_and_the_rank_of_the_texts(attention):
     view = view_of(n_layers=2, norm="none", attention=attention)
-    result = flow_of(view, second)
+    result = flow_of(view)
     opened = open_part(view, result, "head.0.2@4")
     nodes = nodes_of(result, address="head.0.2@4")
     assert opened.measured == pytest.approx(-remove(view, result, nodes).actual, rel=1e-6)

@@ -9,7 +9,7 @@ window.bilensFlow = (place, graph, remove) => {
   const STYLES = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-dasharray", "opacity", "font"];
   const KEY = ["square: head, with a line from the token it attends to", "circle: MLP or token",
     "blue raises the logit, red lowers it; area: how much", "raises, lowers: next tokens that are more or less likely with the part, measured"];
-  const LEAVES = ["token", "position", "bias"];
+  const LEAVES = ["token", "choice"];
 
   const shape = (tag, attributes, parent, text = "") => {
     const element = document.createElementNS(SVG, tag);
