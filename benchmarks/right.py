@@ -75,9 +75,6 @@ FAULTS: dict[int, Tests] = {
     ),
     18: ((OPENED, "passes_of_two_models_do_not_wait_for_each_other"),),
     19: (FRESH,),
-    20: (
-        ("test_reading", "one_of_several_is_in_the_singular", "what_is_measured_is_never_counted"),
-    ),
     21: ((TABLES, "all_ways_to_write_a_file_are_one", "files_that_were_joined_have_marks_within"),),
     22: ((CIRCUITS, "a_second_run_without_a_text_has_a_name"),),
     23: ((CIRCUITS, "the_picture_measures_the_parts_of_the_circuit"),),
@@ -204,7 +201,9 @@ FAULTS: dict[int, Tests] = {
     ),
     53: (("test_package", "every_extra_resolves_with_the_constraints"),),
 }
-"""The tests of each fault of the review of 0.4.0, by its number there; 32 as it was refused."""
+"""The tests of each fault of the review of 0.4.0, by its number there; 32 as it was refused.
+
+The code of 20, a singular form of facts, is gone."""
 CLAIMS: dict[str, Tests] = {
     "extras that do not resolve with the constraints": FAULTS[53],
     "questions of both signs: levels that do not end or do not say so": (
