@@ -41,14 +41,14 @@ from bilens.circuits import (
     Split,
     Stages,
     find_circuit,
+    find_cuts,
     find_stages,
     gradient_effects,
+    mask_of,
+    nonsense,
+    passed,
+    verdict,
 )
-from bilens.circuits.cases import ROLES
-from bilens.circuits.controls import nonsense, verdict
-from bilens.circuits.cuts import Place, cuts_of, passed
-from bilens.circuits.stages import Row as StageRow
-from bilens.circuits.stages import mask_of
 from bilens.flows import read_pairs
 from bilens.transformer import ResidualModel
 
@@ -100,7 +100,7 @@ def of_stages(found: Stages, others: Sequence[Split], unseen: Cases) -> dict[str
     """Return the numbers of stages, of ranges elsewhere, and of cuts and directions."""
     inside, every = found.inside
     unseen = unseen.by("role")
-    cuts = cuts_of(others, unseen)
+    cuts = find_cuts(others, unseen)
     drawn = {place: random_directions(others, cuts, place) for place in cuts.directions}
     passing = {(cuts.layers[place], place): x for place, x in drawn.items()}
     return {
@@ -118,16 +118,17 @@ def of_stages(found: Stages, others: Sequence[Split], unseen: Cases) -> dict[str
     }
 
 
-def random_directions(others: Sequence[Split], cuts: Cuts, place: Place) -> MLPDirections:
+def random_directions(others: Sequence[Split], cuts: Cuts, place: str) -> MLPDirections:
     """Return an orthonormal basis of random sums of the changes before a cut.
 
     There are as many as balanced directions, of the questions that find.
     """
     finding = Cases.joined([x for split in others for x in split[1:3]]).by("role")
-    layer, roles = cuts.layers[place], (ROLES.index(place), ROLES.index("word and end"))
+    layer = cuts.layers[place]
     changes = []
     for (first, second), numbers in zip(finding.passes, finding.groups, strict=True):
-        at = [role in roles for role in finding.roles[numbers[0]]]
+        # The word, and the end, may be one place, the last of `bilens.circuits.cases.ROLES`.
+        at = [role in (0 if place == "word" else 2, 3) for role in finding.roles[numbers[0]]]
         moved = first.streams[layer] - second.streams[layer]
         changes.append(moved[:, at].flatten(0, 1).double())
     rows = torch.cat(changes)
@@ -147,7 +148,7 @@ def elsewhere(found: Stages, unseen: Cases) -> float:
         for stage in found.stages:
             size = stage.last - stage.first
             first = int(torch.randint(n_layers - size, (1,), generator=generator))
-            ranges[StageRow(stage.kind, stage.role)] = (first, first + size)
+            ranges[stage.kind, stage.role] = (first, first + size)
         masks.append(mask_of(unseen.model, ranges))
     return float(unseen.faithfulness(torch.stack(masks).double()).median())
 

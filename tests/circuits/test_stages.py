@@ -11,7 +11,7 @@ import torch
 
 from bilens.circuits import Cases, circuit, find_stages
 from bilens.circuits.cases import ROLES
-from bilens.circuits.cuts import Cuts, cuts_of, last_true, passed
+from bilens.circuits.cuts import Cuts, find_cuts, last_true, passed
 from bilens.circuits.directions import MLPDirections
 from bilens.circuits.measures import Split
 from bilens.circuits.reading import cuts_said
@@ -340,7 +340,7 @@ def test_the_answer_says_where_the_change_stands_and_how_wide_it_is():
 
 def test_directions_pass_as_they_were_measured(view, templates):
     splits = [Split.of(Cases.of(view, asked), range(len(asked)), "") for asked in templates]
-    cuts = cuts_of(splits)
+    cuts = find_cuts(splits)
     measuring = Cases.joined([split.measuring for split in splits]).by("role")
     passing = {(cuts.layers[place], place): x for place, x in cuts.directions.items()}
     assert cuts.through[max(cuts.through)] == pytest.approx(passed(measuring, passing))

@@ -1,11 +1,13 @@
 """The parts that answer questions: found on some, measured on others, and exchanged.
 
 Whoever compares another search for circuits, or other directions, takes its parts from here:
-`Cases` measure masks of parts, and `search_circuit` and `find_circuit` order parts by any scores.
+`Cases` measure masks of parts, `search_circuit` and `find_circuit` order parts by any scores, and
+`find_stages` and `find_cuts` are the short answer.
 """
 
 from bilens.circuits.cases import Cases
-from bilens.circuits.cuts import Cuts
+from bilens.circuits.controls import nonsense, verdict
+from bilens.circuits.cuts import Cuts, find_cuts, passed
 from bilens.circuits.directions import MLPDirections
 from bilens.circuits.edits import edit, edit_head_along, edit_heads, edit_mlp_along
 from bilens.circuits.gradients import Attributions, eap_ig, gradient_effects
@@ -15,7 +17,7 @@ from bilens.circuits.patching import Effects, parts_in, patch, patched
 from bilens.circuits.reading import CircuitReading, circuit
 from bilens.circuits.recurring import Snapshots, find_directions, share_held, task_directions
 from bilens.circuits.search import search_circuit
-from bilens.circuits.stages import Stages, find_stages
+from bilens.circuits.stages import Stages, find_stages, mask_of
 
 __all__ = [
     "Attributions",
@@ -36,14 +38,19 @@ __all__ = [
     "edit_heads",
     "edit_mlp_along",
     "find_circuit",
+    "find_cuts",
     "find_directions",
     "find_stages",
     "gradient_effects",
+    "mask_of",
+    "nonsense",
     "part_effects",
     "parts_in",
+    "passed",
     "patch",
     "patched",
     "search_circuit",
     "share_held",
     "task_directions",
+    "verdict",
 ]

@@ -64,7 +64,7 @@ Passing = Mapping[tuple[int, Place], MLPDirections | None]
 """What passes before some layers: at a place, all of the stream or some directions."""
 
 
-def cuts_of(splits: Sequence[Split], measuring: Cases | None = None) -> Cuts:
+def find_cuts(splits: Sequence[Split], measuring: Cases | None = None) -> Cuts:
     """Return the cuts of a task, by bisection, and the width of the change there.
 
     They are found on the questions that decide, and directions on all that find. Both are measured

@@ -18,7 +18,7 @@ from bilens.circuits.asked import (
 from bilens.circuits.case import check_apart, different
 from bilens.circuits.cases import Cases
 from bilens.circuits.controls import nonsense, verdict
-from bilens.circuits.cuts import Cuts, cuts_of, direction_tokens
+from bilens.circuits.cuts import Cuts, direction_tokens, find_cuts
 from bilens.circuits.interval import LEAST
 from bilens.circuits.measures import Circuit, Measured, Split, find_circuit, part_effects
 from bilens.circuits.patching import parts_in
@@ -300,7 +300,7 @@ def _of_task(
     splits = [Split.of(everything, x, name) for name, x in templates.items()]
     found, control = find(splits), ""
     if isinstance(found, Stages):
-        found = replace(found, cuts=cuts_of(splits))
+        found = replace(found, cuts=find_cuts(splits))
     else:
         # The first questions of each template.
         count, few = max(1, SHOWN // len(splits)), list[Cases]()

@@ -8,7 +8,7 @@ keeps the parts of stages as they run on the first text; all others are those of
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
@@ -23,7 +23,7 @@ TOLERANCES = (0.3, 0.2, 0.15, 0.1, 0.07, 0.05, 0.035, 0.025, 0.017, 0.012, 0.008
 """Shares of the change that each end of a row may lose, the largest first."""
 FIRST, LAST = (0.95, 1.15), (0.97, 1.12)
 """Bounds of f while ends are cut by their scores, and while stages are dropped by measurements."""
-STEPS = (6, 3, 1)
+STEPS = (8, 4, 2, 1)
 """Layers by which ends of stages are dropped."""
 STRONGEST = 3
 """Heads of a stage that are named."""
@@ -40,7 +40,7 @@ class Row(NamedTuple):
 
 
 ROWS = tuple(Row(kind, role) for role in ("word", "between", "end") for kind in ("heads", "mlps"))
-Ranges = Mapping[Row, tuple[int, int]]
+Ranges = Mapping[Any, tuple[int, int]]
 """First and last layer of the stage of each row that has one."""
 
 
@@ -139,9 +139,9 @@ def mask_of(model: ResidualModel, ranges: Ranges) -> Bool[Tensor, "layers roles 
     """Return the mask of some stages. A place that is word and end has the parts of both."""
     exist = model.places.exist
     mask = torch.zeros(len(exist), len(ROLES), exist.shape[1], dtype=torch.bool)
-    for row, (first, last) in ranges.items():
-        parts = slice(0, -1) if row.kind == "heads" else slice(-1, None)
-        mask[first : last + 1, ROLES.index(row.role), parts] = True
+    for (kind, role), (first, last) in ranges.items():
+        parts = slice(0, -1) if kind == "heads" else slice(-1, None)
+        mask[first : last + 1, ROLES.index(role), parts] = True
     mask[:, ROLES.index("word and end")] = (
         mask[:, ROLES.index("word")] | mask[:, ROLES.index("end")]
     )
@@ -194,15 +194,15 @@ def drop(ranges: Ranges, finding: Sequence[Cases]) -> Ranges:
     """Return stages without rows, and without ends of ranges, that are not needed.
 
     Of rows the one that costs least goes first. Of ends, some layers at a time, each is measured
-    alone; as many go together as stay in bounds, those that cost least. `finding` are the questions
-    of each template.
+    alone, on the template of the least f; of those that cost least as many go together as stay in
+    bounds on all. `finding` are the questions of each template.
     """
     given = _shares([ranges], finding)[0]
     low, high = min(LAST[0], float(given.min())), max(LAST[1], float(given.max()))
 
-    def costs(tries: Sequence[Ranges]) -> list[float]:
+    def costs(tries: Sequence[Ranges], cases: Sequence[Cases] = finding) -> list[float]:
         """Return by how much the least f is lower; infinite where f is out of bounds."""
-        shares = _shares(tries, finding, (low, high))
+        shares = _shares(tries, cases, (low, high))
         fits = (shares >= low).all(1) & (shares <= high).all(1)
         return torch.where(fits, float(given.min()) - shares.amin(1), torch.inf).tolist()
 
@@ -215,22 +215,23 @@ def drop(ranges: Ranges, finding: Sequence[Cases]) -> Ranges:
         if min(of_tries) == torch.inf:
             break
         ranges = tries[of_tries.index(min(of_tries))]
+    worst = [finding[int(given.argmin())]]
     for size in STEPS:
-        ends = [(row, end) for row in ranges for end in (0, 1)]
-        while ends:
+        count = 1
+        while count:
+            ends = [(row, end) for row in ranges for end in (0, 1)]
             ends = [one for one in ends if _shorter(ranges, [one], size)]
-            of_ends = costs([_shorter(ranges, [one], size) for one in ends])
+            of_ends = costs([_shorter(ranges, [one], size) for one in ends], worst)
             cheap = sorted((c, one) for c, one in zip(of_ends, ends, strict=True) if c < torch.inf)
-            ends = [one for _, one in cheap]
-            count = len(ends)
-            while count and not (
-                (shorter := _shorter(ranges, ends[:count], size))
-                and (count == 1 or costs([shorter])[0] < torch.inf)
-            ):
+            count = len(cheap)
+            while count:
+                shorter = _shorter(ranges, [one for _, one in cheap[:count]], size)
+                if shorter and costs([shorter])[0] < torch.inf:
+                    ranges = shorter
+                    break
                 count //= 2
-            if not count:
+            if size < STEPS[0]:  # twice as many layers were tried before
                 break
-            ranges = shorter
     return ranges
 
 
