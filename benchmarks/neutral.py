@@ -13,6 +13,7 @@ ratios are held fixed, and each factor of a product gets half of the gradient (A
 2402.05602; RelP, arXiv 2508.21258).
 """
 
+import csv
 import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -31,7 +32,7 @@ from torch.nn import functional
 import bilens
 from bilens.errors import BilensError
 from bilens.flows import Question, flow
-from bilens.flows.question import read_questions
+from bilens.flows.fitted import fit
 from bilens.hooks import hooked
 from bilens.shipped import TASKS, task_names
 from bilens.transformer import ResidualModel
@@ -43,24 +44,23 @@ Parts = Tensor
 
 
 def texts_of(model: ResidualModel) -> list[Question]:
-    """Return both texts of the first questions of each task, each as a question of one text."""
+    """Return both texts of some questions of each task, each as a question of one text."""
     found: list[Question] = []
     for task in task_names():
-        asked = list[Question]()
-        for question in read_questions(TASKS / f"{task}.tsv")[:: 72 // PER_TASK]:
-            assert isinstance(question.against, str)
+        with (TASKS / f"{task}.tsv").open(encoding="utf-8", newline="") as file:
+            lines = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+        for line in lines[:: len(lines) // PER_TASK][:PER_TASK]:
             for text, token, minus in (
-                (question.text, question.tokens, question.minus),
-                (question.against, question.minus, question.tokens),
+                (line["text"], line["token"], line["minus"]),
+                (line["against"], line["minus"], line["token"]),
             ):
-                one = Question.of(text, token[:1], minus[:1])
+                one = Question(text, token, minus)
                 try:
-                    one.token_numbers(model)
-                    model.ids(text)
+                    fitted = fit(model, one)
                 except BilensError:
                     continue  # a token that this model does not have
-                asked.append(one)
-        found += asked
+                if len(fitted.tokens) == len(fitted.minus) == 1:
+                    found.append(one)
     return found
 
 
@@ -73,7 +73,8 @@ def neutral_rows(model: ResidualModel, ids: Tensor) -> Tensor:
 
 def logit(model: ResidualModel, question: Question) -> Callable[[Tensor], Tensor]:
     """Return the number of a question as a function of logits, (batch, vocab)."""
-    (token,), (minus,) = question.token_numbers(model)
+    fitted = fit(model, question)
+    (token,), (minus,) = fitted.tokens, fitted.minus
     return lambda logits: logits[:, token] - logits[:, minus]
 
 
