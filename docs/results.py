@@ -10,24 +10,28 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from docs import verdicts
 from experiments.results import load_results
 
 __all__ = [
     "DOCUMENTS",
     "GROUPS",
+    "KINDS",
     "OF_THE_PROJECT",
+    "beside_of",
     "claims",
     "page",
     "row_of",
     "short",
     "shown",
     "sources_page",
+    "verdict",
 ]
 
 DOCS = Path(__file__).parent
 GROUPS = {
     "Images": [
-        *("fig3", "fig4", "noises", "fig5", "bonds", "cut_promise", "masks"),
+        *("fig3", "fig4", "noises", "fig5", "bonds", "masks"),
         *("case_digits", "case_svd", "case_sae", "case_pairs", "modular", "small_layers"),
     ],
     "Language models": [
@@ -47,7 +51,8 @@ INTRODUCTION = """# Results
 
 Numbers of README and these pages: command, file in `results/`, commit. Between *low* and *high* are
 95 %, or what the file's settings say. Columns named by a method, and *beside*, are alternatives of
-the same run; *source* is the papers' number; … is as in the line above.
+the same run; *source* is the papers' number, judged as on [their page](sources.md); … is as in the
+line above.
 """
 
 DOCUMENTS = {
@@ -58,10 +63,27 @@ DOCUMENTS = {
 }
 CLAIMS_INTRODUCTION = """# What the sources claim
 
-Each claim with the source's number, the number here from the [results](results.md), whether it
-held, and where it is or why not.
+Each claim with the source's number and the number here, from the file of [results](results.md) that
+is named. It held ("yes") if the interval here is wholly inside of the source's range, did not
+("no") if it is wholly outside, and otherwise nobody can tell; a number without an interval is
+judged alone. A number of the source is a range too: 0.3 points on both sides of an accuracy, 0.05
+of another number up to 1, a tenth of a larger one. "Below", "above" and "equal" compare with what
+is beside. What is *exact* is held by the tests that are named. The last column says why a claim was
+*not tried*.
 """
-COLUMNS = ("claim", "source", "here", "held", "where, or why not")
+COLUMNS = (
+    "claim",
+    "source",
+    "here",
+    "low…high",
+    "n",
+    "beside",
+    "held",
+    "file",
+    "where, or why not",
+)
+KINDS = ("number", "exact", "not a claim", "not tried")
+"""A claim has a number in a file, or a test that holds it, or none of both."""
 
 
 def page(results: Mapping[str, Mapping[str, Any]]) -> str:
@@ -69,7 +91,9 @@ def page(results: Mapping[str, Mapping[str, Any]]) -> str:
     parts = [INTRODUCTION]
     for heading, names in GROUPS.items():
         parts.append(f"## {heading}\n")
-        parts += [_section(name, results[name]) for name in names if "machine" in results[name]]
+        for name in names:
+            if "machine" in results[name]:
+                parts.append(_section(name, results[name], _verdicts(name, results)))
     return "\n".join(parts)
 
 
@@ -86,9 +110,22 @@ def shown(value: float | None, low: float | None = None, high: float | None = No
     return f"{value:,.{digits}f}"
 
 
-def _section(name: str, result: Mapping[str, Any]) -> str:
+def _verdicts(name: str, results: Mapping[str, Any]) -> dict[str, str]:
+    """Return the verdict on each row of a file whose source's number is a claim."""
+    found = {}
+    for claim in claims():
+        if claim["file"] == name and verdicts.numbers_of_source(claim["source"]):
+            found[claim["row"]] = verdict(claim, results)
+    return found
+
+
+def _section(name: str, result: Mapping[str, Any], of_sources: Mapping[str, str]) -> str:
     together = _baselines(result["rows"])
     rows = [_cells(row, together) for row in result["rows"]]
+    for row, cells in zip(result["rows"], rows, strict=True):
+        # Of sources one rule decides; what a recipe noted has other rules.
+        if row["source"] is not None or row["claim"] in of_sources:
+            cells["held"] = of_sources.get(row["claim"], "")
     for row, claim in zip(rows, short([row["claim"] for row in rows]), strict=True):
         row["claim"] = claim
     columns = [key for key in rows[0] if any(row[key] for row in rows)]
@@ -167,15 +204,48 @@ def sources_page(results: Mapping[str, Any]) -> str:
     return "\n".join(parts)
 
 
+def beside_of(
+    claim: Mapping[str, str], results: Mapping[str, Any]
+) -> tuple[str, float, float, float] | None:
+    """Return the name, value and ends of what a claim's number stands beside, if anything.
+
+    It is a baseline of the row, or another row of the file.
+    """
+    name, row = claim["beside"], row_of(claim, results)
+    if not name:
+        return None
+    if name in row["baselines"]:
+        value = row["baselines"][name]
+        return name, value, value, value
+    other = row_of({**claim, "row": name}, results)
+    value = other["value"]
+    low, high = (value if other[end] is None else other[end] for end in ("low", "high"))
+    return name, value, low, high
+
+
+def verdict(claim: Mapping[str, str], results: Mapping[str, Any]) -> str:
+    """Return whether a claim that has a number held; "" without a number of the source."""
+    if not claim["source"]:
+        return ""
+    beside = beside_of(claim, results)
+    return verdicts.held(claim["source"], row_of(claim, results), beside and beside[2:])
+
+
 def _claimed(claim: Mapping[str, str], results: Mapping[str, Any]) -> tuple[str, ...]:
-    source = here = ""
-    held = claim["held"]
-    if claim["file"]:
-        row = row_of(claim, results)
-        source = shown(row["source"])
-        here = shown(row["value"], row["low"], row["high"])
-        held = held or HELD[row["held"]]
-    return claim["claim"], source, here, held, claim["where"]
+    if claim["kind"] != "number":
+        tests = [name.partition("::")[2] for name in claim["file"].split()]
+        shown_tests = ", ".join(f"`{name}`" for name in tests)
+        blank = ("",) * 5
+        return claim["claim"], *blank, claim["kind"], shown_tests, claim["where"]
+    row, beside = row_of(claim, results), beside_of(claim, results)
+    cells = _cells(row, ())
+    next_to = ""
+    if beside is not None:
+        next_to = f"{beside[0]}: {shown(*beside[1:])}"
+    here, span, n = (cells[key] for key in ("number", "low…high", "n"))
+    file = f"[{claim['file']}](results.md#{claim['file']})"
+    held = verdict(claim, results)
+    return claim["claim"], claim["source"], here, span, n, next_to, held, file, claim["where"]
 
 
 if __name__ == "__main__":

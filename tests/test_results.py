@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from benchmarks import people, right
-from docs import results, tables
+from docs import results, tables, verdicts
 from docs.results import GROUPS, OF_THE_PROJECT, short, shown
 from experiments.fig5 import FEW, KINDS, measure
 from experiments.results import check, load_results, numbers_of, values_of
@@ -26,7 +26,8 @@ ROOT = Path(__file__).parents[1]
 RESULTS = load_results()
 KEYS = {"title", "command", "commit", "date", "machine", "seconds", "settings", "seeds", "rows"}
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
-CITING = [page for page in PAGES if "results.md#" in page.read_text(encoding="utf-8")]
+BY_PEOPLE = [page for page in PAGES if page.stem != "sources"]
+CITING = [page for page in BY_PEOPLE if "results.md#" in page.read_text(encoding="utf-8")]
 LOST = f"points lost with {FEW} eigenvectors of each class"
 CLAIMS = {"accuracy": "accuracy", "effective rank": "rank", LOST: "lost"}
 ROWS = [(kind, claim) for kind in KINDS for claim in CLAIMS]
@@ -160,13 +161,56 @@ def test_a_claim_is_short_where_the_one_above_says_the_rest():
 
 
 @pytest.mark.parametrize("claim", results.claims(), ids=lambda claim: claim["claim"])
-def test_a_claim_of_a_source_held_or_says_why_not(claim):
+def test_a_claim_of_a_source_has_a_number_a_test_or_a_reason(claim):
     assert claim["document"] in results.DOCUMENTS
-    held = claim["held"]
-    if claim["file"]:
-        held = held or {True: "yes", False: "no"}[results.row_of(claim, RESULTS)["held"]]
-    assert held in ("yes", "nearly", "partly", "no", "not tried")
-    assert held == "yes" or claim["where"]
+    assert claim["kind"] in results.KINDS
+    if claim["kind"] == "number":
+        row, held = results.row_of(claim, RESULTS), results.verdict(claim, RESULTS)
+        if claim["source"]:
+            assert held in ("yes", "no", "cannot tell")
+        numbers = verdicts.numbers_of_source(claim["source"])
+        if numbers and row["source"] is not None and " to " not in claim["source"]:
+            assert [*numbers] == pytest.approx([row["source"]], rel=1e-3)
+    else:
+        assert not any(claim[key] for key in ("source", "row", "beside"))
+    if claim["kind"] == "exact":
+        assert claim["file"]
+        for name in claim["file"].split():
+            file, _, function = name.partition("::")
+            text = (ROOT / file).read_text(encoding="utf-8")
+            assert re.search(f"^def {function}\\(", text, re.M), name
+    if claim["kind"] in ("not a claim", "not tried"):
+        assert not claim["file"]
+        assert claim["where"]
+
+
+@pytest.mark.parametrize(
+    ("source", "ends", "beside", "held"),
+    [
+        *(("98.05", (97.8, 98.3), None, "yes"), ("98.05", (97.6, 98.3), None, "cannot tell")),
+        *(("98.05", (97.0, 97.7), None, "no"), ("98.05", (None, None), None, "yes")),
+        *(("87", (80, 94), None, "yes"), ("87", (47, 206), None, "cannot tell")),
+        *(("0.9", (0.86, 0.94), None, "yes"), ("0.9", (0.81, 0.84), None, "no")),
+        *(("at most 1", (0.2, 1), None, "yes"), ("at most 1", (0.2, 1.1), None, "cannot tell")),
+        *(("at least 99", (5, 6), None, "no"), ("0.5 to 0.6", (0.47, 0.51), None, "cannot tell")),
+        *(("below", (1, 2), (3, 4), "yes"), ("below", (3, 4), (1, 2), "no")),
+        *(("below", (1, 3), (2, 4), "cannot tell"), ("above", (3, 4), (1, 2), "yes")),
+        *(("above", (1, 2), (3, 4), "no"), ("equal", (97.1, 97.4), (97.2, 97.2), "yes")),
+        *(("equal", (97.1, 97.6), (97.2, 97.2), "cannot tell"),),
+    ],
+)
+def test_one_rule_says_whether_a_claim_held(source, ends, beside, held):
+    middle = 98 if ends[0] is None else sum(ends) / 2
+    unit = "%" if middle > 90 else ""
+    row = {"claim": "accuracy", "unit": unit, "value": middle, "low": ends[0], "high": ends[1]}
+    assert verdicts.held(source, row, beside) == held
+
+
+@pytest.mark.parametrize("source", ["yes", "below", "about 4", ""])
+def test_what_no_rule_compares_is_refused(source):
+    row = {"claim": "accuracy", "unit": "%", "value": 98.0, "low": None, "high": None}
+    with pytest.raises(ValueError, match="expected a number beside|could not convert"):
+        verdicts.held(source, row)
 
 
 @cache
