@@ -118,7 +118,7 @@ def of_stages(found: Stages, others: Sequence[Split], unseen: Cases) -> dict[str
     }
 
 
-def random_directions(others: Sequence[Split], cuts: Cuts, place: str) -> MLPDirections:
+def random_directions(others: Sequence[Split], cuts: Cuts, place: Any) -> MLPDirections:
     """Return an orthonormal basis of random sums of the changes before a cut.
 
     There are as many as balanced directions, of the questions that find.

@@ -289,7 +289,8 @@ def measured_stages(
     """Return stages with what they do on questions, each of them and all together."""
     mask = mask_of(measuring.model, ranges)
     total, by_template = measured(measuring, mask, ~mask)
-    rows = sorted(ranges, key=lambda row: (ranges[row], ROLES.index(row.role)))
+    rows = [row for row in ROWS if row in ranges]
+    rows.sort(key=lambda row: ranges[row])
     tries: list[Ranges] = [{x: r for x, r in ranges.items() if x != row} for row in rows]
     masks = [mask_of(measuring.model, x) for x in tries]
     heads: list[tuple[Row, str]] = []
@@ -304,7 +305,8 @@ def measured_stages(
     stages = []
     for row, without in zip(rows, shares, strict=False):
         named = [(x, f) for (of, x), f in zip(heads, shares[len(rows) :], strict=True) if of == row]
-        stages.append(StageOfLayers(*row, *ranges[row], without, tuple(named)))
+        first, last = ranges[row]
+        stages.append(StageOfLayers(row.kind, row.role, first, last, without, tuple(named)))
     places = mask[:, :3], measuring.model.places.exist[:, None].expand(-1, 3, -1)
     inside, every = (int(x.sum()) for x in places)
     task = measuring.cases[0].question.task
