@@ -28,7 +28,7 @@ from experiments.results import Row
 
 SEEDS = (3, 3)
 """Initialisations at either scale."""
-SETTINGS = {
+SETTINGS: dict[str, dict[str, Any]] = {
     "noise and decay": {},
     "decay alone": {"input_noise": 0.0},
     "noise alone": {"weight_decay": 0.0},
@@ -81,7 +81,7 @@ def median_radius(reading: CertifiedRadii) -> float:
 
 def exact_rows(models: list[ImageClassifier], data: ImageData) -> list[Row]:
     """Return whether radii are exact: answers beyond and within them, and attacks."""
-    beyond, within, seconds, medians = [], [], [], []
+    beyond, within, seconds, medians = (list[float]() for _ in range(4))
     broken: list[bool] = []
     for seed, model in enumerate(models):
         start = time.process_time()
@@ -89,6 +89,7 @@ def exact_rows(models: list[ImageClassifier], data: ImageData) -> list[Row]:
         seconds.append(time.process_time() - start)
         medians.append(median_radius(reading))
         wide, right = deepcopy(model).double(), reading.right
+        assert reading.change is not None
         x, labels = reading.x[right].double(), reading.labels[right]
         for scale, shares in ((1.001, beyond), (0.999, within)):
             answers = wide(x + scale * reading.change[right]).argmax(-1)

@@ -72,7 +72,7 @@ def is_drawn_in_notebook() -> bool:
     return "ipykernel" in sys.modules and find_spec("ipywidgets") is not None
 
 
-class _Lines(tqdm):  # type: ignore[type-arg]
+class _Lines(tqdm):
     """A bar as lines of the log, the first after 5 seconds."""
 
     monitor_interval = 0  # no thread: there is nothing to redraw

@@ -75,7 +75,7 @@ def certify(
         data: its images.
         images: number of test images, from the first on.
     """
-    from bilens.images.certify import read_certificates
+    from bilens.images.radii import read_certificates
 
     return read_certificates(model, data, images)
 

@@ -215,7 +215,7 @@ def patched(model: ResidualModel, parts: Sequence[str], against: str) -> Iterato
         is_start[0] = not any(cache.get_seq_length() for cache in caches)
         mask = kwargs.get("attention_mask")
         is_padding = isinstance(mask, Tensor) and mask.dim() == 2
-        starts[:] = (mask == 0).long().cumprod(1).sum(1).tolist() if is_padding else []
+        starts[:] = (mask.logical_not().long().cumprod(1).sum(1).tolist()) if is_padding else []
 
     def end(*_: Any) -> None:
         is_start[0] = True  # layers that run by themselves have the whole text

@@ -1,7 +1,6 @@
 """An exact split of an answer on a text, or between two, through every layer of a model."""
 
 from bilens.flows.ablation import Ablation, measure, remove, without_output
-from bilens.flows.diff import ModelDiff, diff
 from bilens.flows.fitted import answered
 from bilens.flows.graph import Flow
 from bilens.flows.nodes import Node
@@ -9,6 +8,7 @@ from bilens.flows.question import Question
 from bilens.flows.reading import FlowReading
 from bilens.flows.sources import as_questions, read_pairs
 from bilens.flows.split import adjoints_of, flow
+from bilens.flows.tuning import ModelDiff, diff
 from bilens.flows.weights import PartWeights, open_part
 
 __all__ = [

@@ -193,7 +193,7 @@ class _Audit(_Noted):
         def own(value: Any) -> Any:
             if is_live(value) and hasattr(value, "in_pass"):
                 inputs.append(alias := value.view_as(value))
-                alias.in_pass = True  # type: ignore[attr-defined]
+                alias.in_pass = True
                 return alias
             if type(value) in (list, tuple):
                 return type(value)(own(x) for x in value)

@@ -92,7 +92,8 @@ class Question:
         """
         others = names_of(minus)
         if isinstance(token, Tensor):
-            token, vector = (), token if vector is None else vector
+            vector = token if vector is None else vector
+            token = ()
         if isinstance(token, TokenDirection):
             if others:
                 raise BilensError(

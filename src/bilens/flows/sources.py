@@ -110,5 +110,6 @@ def read_pairs(
 
 def of_line(line: QuestionLine) -> Question:
     """Return the question of a line."""
-    names = {"task": line.task, "template": line.template}
-    return Question(line.text, line.token, line.minus, line.against, **names)
+    return Question(
+        line.text, line.token, line.minus, line.against, task=line.task, template=line.template
+    )

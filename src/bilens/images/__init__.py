@@ -2,7 +2,6 @@
 
 from bilens.images.bonds import classifier_bonds, classifier_function_bonds, read_bonds
 from bilens.images.bounds import BoxBounds, box_bounds
-from bilens.images.certify import CertifiedRadii, certify, proved_agreement
 from bilens.images.classifier import (
     AttackRate,
     attack,
@@ -20,6 +19,7 @@ from bilens.images.fidelity import (
     loss_bound,
     truncation_curve,
 )
+from bilens.images.radii import CertifiedRadii, certify, proved_agreement
 
 __all__ = [
     "AttackRate",

@@ -7,7 +7,7 @@ import torch
 from bilens.errors import BilensError
 from bilens.figures.canvas import Canvas
 from bilens.figures.sheet import Figure
-from bilens.images.certify import CertifiedRadii
+from bilens.images.radii import CertifiedRadii
 from bilens.pages.layout import sections_of
 from bilens.sections import Picture, Section, Table
 

@@ -7,7 +7,7 @@ import torch
 
 from bilens.figures.plots import heat_figure
 from bilens.figures.sheet import Figure
-from bilens.flows.diff import ModelDiff, Undone, layer_of
+from bilens.flows.tuning import ModelDiff, Undone, layer_of
 from bilens.pages.layout import plot_of, sections_of
 from bilens.sections import Picture, Section, Table
 

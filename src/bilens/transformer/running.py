@@ -104,8 +104,12 @@ NARROW = (torch.float16, torch.bfloat16)
 LARGE = 2**22
 """Numbers of a weight that are widened at a time, such as those of an unembedding."""
 DTYPE = Tensor.dtype.__get__  # type: ignore[attr-defined]
-VIEWS = (Tensor.detach, Tensor.__getitem__, Tensor.select, Tensor.unsqueeze, Tensor.squeeze)
-VIEWS += (
+VIEWS: tuple[Any, ...] = (
+    Tensor.detach,
+    Tensor.__getitem__,
+    Tensor.select,
+    Tensor.unsqueeze,
+    Tensor.squeeze,
     Tensor.split,
     Tensor.chunk,
     Tensor.transpose,

@@ -44,13 +44,13 @@ class Undone(NamedTuple):
     """What a few weights lose and bring, as shares of the change, in runs of the model.
 
     Attributes:
-        count: number of weights that are undone.
+        weights: number of weights that are undone.
         lost: share of the change that the tuned model loses without them.
         won: share that the base model gains with only these.
         lost_by_size: share lost without as many weights of the largest relative change.
     """
 
-    count: int
+    weights: int
     lost: float
     won: float
     lost_by_size: float
@@ -385,7 +385,9 @@ def diff(
     rules = SwitchedRules(2, {id(parameters[name]): pair for name, pair in pairs.items()})
     values = _run(base, pairs, rules, fitted, ids)
     time = len(fitted.clean)
-    weights, by_token, ranks = dict.fromkeys(pairs, 0.0), {}, {}
+    weights = dict.fromkeys(pairs, 0.0)
+    by_token: dict[str, Tensor] = {}
+    ranks: dict[str, Tensor] = {}
     places = base.places
     heads = torch.zeros(len(places.layers), places.n_heads, dtype=torch.float64)
     outputs = {
@@ -401,22 +403,23 @@ def diff(
                 weights[name] += float(total.sum()) / (names.count("+") + 1)
             per_token = total.reshape(-1, total.shape[-1]).sum(-1)
             if len(per_token) == time:
-                by_token[names] = by_token.get(names, 0) + per_token
+                by_token[names] = by_token.get(names, torch.zeros_like(per_token)) + per_token
             if names in outputs:
                 of_heads = total.reshape(-1, places.n_heads, total.shape[-1] // places.n_heads)
                 heads[outputs[names]] += of_heads.sum((0, 2)).cpu()
             if flow.ranks is not None:
-                ranks[names] = ranks.get(names, 0) + flow.ranks.flatten(0, -2).sum(0)
+                of_ranks = flow.ranks.flatten(0, -2).sum(0)
+                ranks[names] = ranks.get(names, torch.zeros_like(of_ranks)) + of_ranks
     for names, switches in rules.switches.items():
         for switch in switches:
-            flow = switch.grad
-            if flow is None:
+            if (slope := switch.grad) is None:
                 continue
-            total = flow[: len(flow) // 2].double()
+            total = slope[: len(slope) // 2].double()
             for name in names.split("+"):
                 weights[name] += float(total.sum()) / (names.count("+") + 1)
             if total.shape[:2] == (1, time):
-                by_token[names] = by_token.get(names, 0) + total.flatten(2).sum((0, 2))
+                read = total.flatten(2).sum((0, 2))
+                by_token[names] = by_token.get(names, torch.zeros_like(read)) + read
     of_tokens = _changes(rules.embeddings, time)
     choices = sum(float(_changes([leaf.value], 1).sum()) for leaf in rules.leaves)
     result = ModelDiff(
@@ -432,9 +435,9 @@ def diff(
         pairs=pairs,
         base=base,
     )
-    total = sum(weights.values()) + float(of_tokens.sum()) + choices
+    everything = sum(weights.values()) + float(of_tokens.sum()) + choices
     size = sum(map(abs, weights.values())) + sum(map(abs, values))
-    check_sum("The flow of weights, tokens and choices", total, result.value, size=size)
+    check_sum("The flow of weights, tokens and choices", everything, result.value, size=size)
     return result
 
 
@@ -445,9 +448,10 @@ def _opened(
     if not isinstance(tuned, ResidualModel):
         if is_adapter(tuned):
             return load_adapter(tuned, base.model)
-        tuned = load(tuned)
-        if not isinstance(tuned, ResidualModel):
-            raise BilensError(f"tuned is {type(tuned).__name__}, expected a language model")
+        opened = load(tuned)
+        if not isinstance(opened, ResidualModel):
+            raise BilensError(f"tuned is {type(opened).__name__}, expected a language model")
+        tuned = opened
     if isinstance(text, str) and not torch.equal(tuned.ids(text), base.ids(text)):
         raise BilensError("tuned and base have different tokenizers, expected one for both")
     return tuned.model
