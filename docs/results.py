@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from docs import verdicts
 from experiments.results import load_results
+
+from experiments import verdicts
 
 __all__ = [
     "DOCUMENTS",

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from benchmarks import people, right
-from docs import results, tables, verdicts
+from docs import results, tables
 from docs.results import GROUPS, OF_THE_PROJECT, short, shown
 from experiments.fig5 import FEW, KINDS, measure
 from experiments.results import check, load_results, numbers_of, values_of
@@ -21,6 +21,7 @@ from scipy import stats
 from bilens.data import load_images
 from bilens.nn import ClassifierConfig
 from bilens.train import ClassifierTraining, train_classifier
+from experiments import verdicts
 
 ROOT = Path(__file__).parents[1]
 RESULTS = load_results()

@@ -17,11 +17,6 @@ __all__ = ["held", "numbers_of_source"]
 Row = Mapping[str, Any]
 POINTS, SHARE, TENTH = 0.3, 0.05, 0.1
 """Distances from a source's accuracy in percent, other number up to 1, and larger number."""
-FORMS = {
-    re.compile(r"at most ([\d.]+)"): lambda end: (-math.inf, end),
-    re.compile(r"at least ([\d.]+)"): lambda end: (end, math.inf),
-    re.compile(r"([\d.]+) to ([\d.]+)"): lambda low, high: (low, high),
-}
 
 
 def held(source: str, row: Row, beside: tuple[float, float] | None = None) -> str:
@@ -44,10 +39,16 @@ def held(source: str, row: Row, beside: tuple[float, float] | None = None) -> st
         if smaller[1] < larger[0]:
             return "yes"
         return "no" if smaller[0] > larger[1] else "cannot tell"
-    for form, of in FORMS.items():
-        if match := form.fullmatch(source):
-            return _inside(ends, of(*map(float, match.groups())))
-    return _inside(ends, _around(float(source), row))
+    numbers = sorted(numbers_of_source(source))
+    if source.startswith("at most "):
+        of_source = -math.inf, numbers[0]
+    elif source.startswith("at least "):
+        of_source = numbers[0], math.inf
+    elif " to " in source:
+        of_source = numbers[0], numbers[-1]
+    else:
+        of_source = _around(float(source), row)
+    return _inside(ends, of_source)
 
 
 def numbers_of_source(source: str) -> set[float]:
