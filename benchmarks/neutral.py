@@ -171,7 +171,7 @@ def frozen(model: ResidualModel) -> Iterator[None]:
 
     forwards = {"LlamaMLP": swiglu, "GatedLayer": bilinear, "RMSNorm": norm, "LlamaRMSNorm": norm}
     classes = {type(x) for x in model.model.modules() if type(x).__name__ in forwards}
-    patches = [patch.object(x, "forward", forwards[x.__name__]) for x in classes]
+    patches: list[Any] = [patch.object(x, "forward", forwards[x.__name__]) for x in classes]
     patches.append(patch.object(functional, "scaled_dot_product_attention", held))
     for each in patches:
         each.start()
