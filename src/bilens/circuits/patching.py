@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import Cache
 
 from bilens.analysis import Reading
-from bilens.checks import detached
+from bilens.checks import checked, detached
 from bilens.circuits.case import make_cases
 from bilens.errors import BilensError
 from bilens.flows.fitted import second_ids, token_hints
@@ -185,6 +185,7 @@ def _answers_apart(model: ResidualModel, question: Question) -> list[tuple[Quest
     return runs
 
 
+@checked
 @contextmanager
 def patched(model: ResidualModel, parts: Sequence[str], against: str) -> Iterator[None]:
     """Let parts have their values of another text in every pass of this block.

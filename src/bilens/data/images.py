@@ -680,6 +680,8 @@ def fit_drawing(
 
     Source: LeCun et al. 1998, "The MNIST database of handwritten digits", on size and centre.
     """
+    if not np.isfinite(ink).all():
+        raise BilensError("ink holds NaN or infinite values, expected 0 to 1")
     if not ink.max(initial=0) > 0.05:
         raise BilensError("ink is empty: expected a drawing with some dark pixels")
     rows, columns = _box(ink / ink.max())

@@ -121,6 +121,8 @@ def heat_figure(
             f"{len(columns)} of columns; expected one for each"
         )
     entries = values.detach().cpu().double()
+    if entries.isinf().any():
+        raise BilensError("values holds infinite numbers, expected finite ones, or NaN for none")
     # The same limit on both sides, so that white is zero.
     top = 1.0 if shares else float(entries.nan_to_num(0).abs().max()) or 1.0
     colors = DIVERGING[len(DIVERGING) // 2 :] if shares else DIVERGING

@@ -121,6 +121,10 @@ def styled(draw: Callable[Args, Drawn]) -> Callable[Args, Drawn]:
 
 def empty_figure(width: float, height: float, *, title: str, alt: str = "") -> Figure:
     """Return a figure without axes, of pixels; `alt` is by default the title."""
+    if not all(isinstance(x, int | float) and 1 <= x <= 1e5 for x in (width, height)):
+        raise BilensError(
+            f"width={width!r}, height={height!r}: expected numbers of pixels, 1 to 100,000"
+        )
     figure = Figure(figsize=(width / 96, height / 96), dpi=96)
     figure.alt = alt or title
     return figure
@@ -134,7 +138,7 @@ def new_figure(
     figure.set_layout_engine("constrained", w_pad=0.04, h_pad=0.04)
     if title:
         # Bold letters of 14 pixels are about 9.5 wide.
-        text = "\n".join(wrap(title, int(width / 9.5)))
+        text = "\n".join(wrap(title, max(1, int(width / 9.5))))
         figure.suptitle(text, x=0.01, ha="left", size=14 * PIXEL, weight="bold")
     return figure, figure.add_subplot()
 

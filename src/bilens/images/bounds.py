@@ -7,10 +7,11 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
-from bilens.checks import detached
+from bilens.checks import check_labels, detached
 from bilens.images.chain import open_layer
 from bilens.images.nearest import STEPS, Forms, forms_of, nearest_changes
 from bilens.tensor import BilinearTensor, TensorChain
+from bilens.tensor.factors import fit_input
 
 BLOCK = 256
 """Inputs whose Jacobians are in memory at once."""
@@ -84,7 +85,9 @@ def box_bounds(
 ) -> BoxBounds:
     """Bound the smallest change of pictures with pixels from 0 to 1 that changes their answer."""
     forms = forms_of(*open_layer(model))
-    x, classes = x.to(forms.basis), classes.to(forms.basis.device)
+    x = fit_input(x, forms.basis.T, constant=False)
+    check_labels(classes, len(forms.constant))
+    classes = classes.to(forms.basis.device)
     radius, _, change = nearest_changes(forms, x, classes)
     start = torch.where(change.isfinite(), change, 0) @ forms.basis.T
     lower = torch.maximum(radius / x.shape[1] ** 0.5, largest_lower_bound(forms, x, classes))

@@ -225,6 +225,7 @@ def explain(
     signs = torch.where(spectrum.overlaps(x) < 0, -1, 1).to(spectrum.vectors)
     activations = spectrum.activations(x)
     logits = activations.sum(-1)
+    check_finite(logits=logits)
     parts = []
     for label in logits.argsort(descending=True)[:n_classes].tolist():
         values = activations[label]

@@ -104,6 +104,7 @@ class HeldOut:
     error_bound: float
 
 
+@checked
 def held_out(
     logits: Float[Tensor, "images classes"],
     smaller: Float[Tensor, "images classes"],
@@ -113,10 +114,14 @@ def held_out(
     n_images = len(labels)
     if n_images < 2:
         raise BilensError(f"labels has {n_images} entries, expected at least 2 images")
+    check_finite(logits=logits, smaller=smaller)
+    check_labels(labels, logits.shape[1])
     parts = (logits.double(), smaller.double())
     # A number added to all logits is no change of the function.
     centred, other = (part - part.mean(-1, keepdim=True) for part in parts)
     change, size = ((part**2).sum(-1) for part in (centred - other, centred))
+    if not size.mean() > 0:
+        raise BilensError("logits are equal for all classes, expected those of a model")
     ratio = float(change.mean() / size.mean())
     # Delta method: the variance of a ratio of means is that of the residuals.
     residuals = (change - ratio * size) / size.mean()

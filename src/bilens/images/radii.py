@@ -11,6 +11,7 @@ from torch import Tensor
 from bilens.analysis import Reading
 from bilens.checks import check_finite, check_labels, check_sum, detached
 from bilens.data import ImageData
+from bilens.errors import BilensError
 from bilens.images import chain
 from bilens.images.bounds import layered_radii
 from bilens.images.fidelity import clopper_pearson
@@ -18,6 +19,7 @@ from bilens.images.nearest import forms_of, nearest_changes
 from bilens.sections import Columns, Fact, Percent
 from bilens.settings import Count
 from bilens.tensor import TensorChain
+from bilens.tensor.factors import fit_input
 
 RADII = (0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0)
 """Radii of the table of certified accuracy, in units of a pixel's range."""
@@ -167,7 +169,9 @@ def proved_agreement(
         others = forms_of(*chain.open_layer(model), smaller)
     else:
         others = forms_of(*chain.open_layer(smaller))
-    x = x.to(forms.basis)
+    x = fit_input(x, forms.basis.T, constant=False)
+    if not len(x):
+        raise BilensError("x is empty, expected at least one picture")
     answers = forms.outputs(x).argmax(-1)
     rows = (answers == others.outputs(x).argmax(-1)).nonzero().flatten()
     both = [nearest_changes(each, x[rows], answers[rows])[0] for each in (forms, others)]

@@ -1,5 +1,6 @@
 """Causal attention without softmax, by the kernel that suits the inputs, or by its equations."""
 
+import math
 import os
 import warnings
 from functools import cache
@@ -386,9 +387,12 @@ def _checked_scale(scale: float | None, q1: Tensor) -> float:
     if scale is None:
         return float(q1.shape[-1] ** -2)
     try:
-        return float(scale)
+        number = float(scale)
     except (TypeError, ValueError, OverflowError):
-        raise BilensError(f"scale={scale!r:.200}, expected a number") from None
+        number = math.nan
+    if not math.isfinite(number):
+        raise BilensError(f"scale={scale!r:.200}, expected a finite number")
+    return number
 
 
 def _check_squared(inputs: Inputs, constant: Tensor | None, normalised: bool) -> None:

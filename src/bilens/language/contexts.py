@@ -233,7 +233,7 @@ def generate_text(
     given = model.ids(prompt)[None]
     # Temperatures below count as 0: logits divided by them would leave the range of numbers.
     draws = temperature > 1e-6
-    drawing = {"temperature": temperature, "top_k": 0} if draws else {}
+    drawing = {"temperature": float(temperature), "top_k": 0} if draws else {}
     # The last token is written and not read.
     room = max_tokens(model.model.config) - given.shape[1] + 1
     config = GenerationConfig(max_new_tokens=min(tokens, room), do_sample=draws, **drawing)

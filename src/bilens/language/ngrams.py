@@ -141,11 +141,11 @@ def head_outputs(
     The batch axis is the heads. MLPs after the head are left out, as is the scale of the final
     norm, which depends on the token that attends.
     """
-    tokens = token_range(model, among)
+    heads, tokens = model.layer(layer).heads, token_range(model, among)
     e = model.modules.embedded(tokens, position)
     check_heads(model, layer, _token_stream(model, e[0], layer))
     # Layers that mix the embedding in multiply all earlier writes on the way to the logits.
-    out = _carried(model.modules, Moment.attention(layer), model.layer(layer).heads.weights().out)
+    out = _carried(model.modules, Moment.attention(layer), heads.weights().out)
     W_U = model.modules.logit_weights(tokens.tolist())[0]
     return FactoredMatrix(_values(model, layer, e), out @ W_U)
 

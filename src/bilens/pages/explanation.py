@@ -7,6 +7,7 @@ import torch
 
 from bilens.checks import checked
 from bilens.data import ImageData
+from bilens.errors import BilensError
 from bilens.figures.canvas import Canvas
 from bilens.figures.sheet import BLUE, GREY, RED, Figure
 from bilens.images.chain import predict
@@ -102,6 +103,10 @@ def explanation_figure(
     Below each is its contribution to the logit; the last column has that of all others, so that
     a row sums to its logit.
     """
+    if len(class_names) != len(explanation.logits):
+        raise BilensError(
+            f"class_names has {len(class_names)} names, expected {len(explanation.logits)}"
+        )
     n_columns = max(len(part.numbers) for part in explanation.parts)
     between = 0.12
     aspect, step = shape[0] / shape[1], 1 + between

@@ -236,6 +236,7 @@ class Cut:
 
     def coordinates(self, x: Float[Tensor, "*batch n_in"]) -> list[Float64[Tensor, "*batch _"]]:
         """Return the coordinates z at each bond, the input's first, and then the outputs."""
+        check_finite(x=x)
         z = [fit_input(x, self.read, self.constant) @ self.read.T]
         for core in self.cores:
             z.append(core(z[-1]))

@@ -119,6 +119,7 @@ class Spectrum(Reading):
 
         Source: Pearce et al. 2024, equation 3.
         """
+        check_finite(x=x)
         return self.values * self.overlaps(x) ** 2
 
     def __call__(self, x: Float[Tensor, "*samples n_in"]) -> Float[Tensor, "..."]:
