@@ -214,6 +214,13 @@ class World:
             "modular_addition": {"p": 5, "seed": 0},
             "train_tokenizer": {"texts": ["one two", "three"] * 3, "vocab_size": 60},
             "flow": {**both, "ablate": 2, "position": 4},
+            "diff": {
+                "base": view,
+                "tuned": self.edited(),
+                "text": ids,
+                "token": asked["token"],
+                "against": ids.flip(0),
+            },
             "measure": {"model": view, "flow": one_flow, "nodes": one_flow.strongest(2)},
             "open_part": {"model": view, "flow": one_flow, "part": "head.0.1@3", "k": 2},
             "remove": {"model": view, "flow": one_flow, "nodes": one_flow.strongest(2)},
@@ -512,7 +519,8 @@ SKIPPED = {
     "take what another function made": (
         *("adjoints_of", "balanced_bonds", "find_circuit", "find_directions", "find_stages"),
         *("gradient_effects", "part_effects", "parts_in", "search_circuit", "share_held"),
-        *("without_output", "edit_head_along", "edit_mlp_along"),
+        *("without_output", "edit_head_along", "edit_mlp_along", "find_cuts", "mask_of"),
+        *("nonsense", "passed", "verdict"),
     ),
     "open or write files, or serve": (
         *("explore", "explorer", "make_bilinear", "open_model", "open_tokenizer", "read_pairs"),

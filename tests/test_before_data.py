@@ -6,6 +6,7 @@ from transformers import OPTConfig, OPTForCausalLM
 
 from bilens.cli import main
 from bilens.convert import save_model
+from bilens.data import Corpus
 from bilens.nn.language import LanguageConfig, LanguageModel
 from tests.command_line import refusal
 from tests.families import tiny
@@ -53,6 +54,32 @@ def folder(tmp_path_factory):
     (folder / "texts.txt").write_text("t3 t4 t5\n")
     main(["train", "images", *SMALL, "--output", str(folder / "run")])
     return folder
+
+
+class Rows:
+    """Rows of texts that remember how many were made into tensors."""
+
+    def __init__(self, made):
+        self.made = made
+
+    def __len__(self):
+        return 1000
+
+    def __getitem__(self, place):
+        numbers = range(1000)[place]
+        self.made.append(len(numbers))
+        return {"input_ids": torch.randint(3, 30, (len(numbers), 8))}
+
+
+def test_no_more_texts_are_made_than_are_used(folder, monkeypatch, tmp_path, capsys):
+    made = []
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(
+        "bilens.data.load_documents",
+        lambda name, tokenizer, **how: Corpus("texts", tokenizer, Rows(made), Rows([])),
+    )
+    main(["linearise", "llama", *LINES, "--held-out", "16", "--output", str(tmp_path / "out")])
+    assert sum(made) == 64 // 8
 
 
 @pytest.mark.parametrize("command", REFUSED, ids=" ".join)
