@@ -215,8 +215,9 @@ def patched(model: ResidualModel, parts: Sequence[str], against: str) -> Iterato
         caches = [x for x in (*args, *kwargs.values()) if isinstance(x, Cache)]
         is_start[0] = not any(cache.get_seq_length() for cache in caches)
         mask = kwargs.get("attention_mask")
-        is_padding = isinstance(mask, Tensor) and mask.dim() == 2
-        starts[:] = (mask.logical_not().long().cumprod(1).sum(1).tolist()) if is_padding else []
+        starts.clear()
+        if isinstance(mask, Tensor) and mask.dim() == 2:  # padding
+            starts.extend(mask.logical_not().long().cumprod(1).sum(1).tolist())
 
     def end(*_: Any) -> None:
         is_start[0] = True  # layers that run by themselves have the whole text

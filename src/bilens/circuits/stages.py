@@ -301,7 +301,7 @@ def measured_stages(
             alone[layer, ROLES.index("word and end"), head] |= row.role != "between"
             masks.append(alone)
             heads.append((row, f"{layer}.{head}"))
-    shares = measuring.faithfulness(torch.stack(masks).double()).tolist()
+    shares = measuring.faithfulness(torch.stack(masks).double()).tolist() if masks else []
     stages = []
     for row, without in zip(rows, shares, strict=False):
         named = [(x, f) for (of, x), f in zip(heads, shares[len(rows) :], strict=True) if of == row]

@@ -92,14 +92,16 @@ class Question:
         """
         others = names_of(minus)
         if isinstance(token, Tensor):
-            vector = token if vector is None else vector
+            if vector is not None:
+                raise BilensError("token and vector are both vectors, expected one of them")
+            vector = token
             token = ()
-        if isinstance(token, TokenDirection):
+        elif isinstance(token, TokenDirection):
             if others:
                 raise BilensError(
                     f"minus={others!r} beside a TokenDirection, which has its own; expected one"
                 )
-            token, others = token.token, token.minus
+            others, token = token.minus, token.token
         names = names_of(token)
         if vector is None and not all(names or [""]):
             raise BilensError("token is empty, expected the token that is predicted after the text")

@@ -120,7 +120,15 @@ VIEWS: tuple[Any, ...] = (
 )
 VIEWS += (Tensor.T.__get__, Tensor.mT.__get__)  # type: ignore[attr-defined]
 """Operations whose result is a part of a weight, or the weight in another shape."""
-METADATA = (Tensor.size, Tensor.dim, Tensor.__len__, Tensor.numel, Tensor.stride, Tensor.data_ptr)
+METADATA: tuple[Any, ...] = (
+    Tensor.size,
+    Tensor.dim,
+    Tensor.__len__,
+    Tensor.numel,
+    Tensor.stride,
+    Tensor.data_ptr,
+)
+METADATA += (Tensor._is_view,)
 """Operations that read no number; attributes are further ones."""
 
 

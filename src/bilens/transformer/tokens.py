@@ -3,6 +3,7 @@
 import re
 from typing import Any
 
+import torch
 from jaxtyping import Int
 from torch import Tensor
 
@@ -87,18 +88,32 @@ def text_ids(text: str, tokenizer: Any, config: Any) -> list[int]:
 def padding(ids: Int[Tensor, "*texts time"], tokenizer: Any, config: Any) -> Int[Tensor, "*texts"]:
     """Return the number of tokens before each text that only pad it.
 
-    One of them may be the token that texts begin with, where it is the same. A text of nothing else
-    has none.
+    One of them may be a token of the text, where it has another meaning too, such as that of an
+    unknown word, unless the beginning of a text follows. A text of nothing else has none.
     """
     of = config if tokenizer is None else tokenizer
-    pad = getattr(of, "pad_token_id", None)
+    pad, begin = getattr(of, "pad_token_id", None), getattr(of, "bos_token_id", None)
     if pad is None or ids.shape[-1] < 2:
         return ids.new_zeros(ids.shape[:-1])
     counts = (ids == pad).long().cumprod(-1).sum(-1)
+    following = ids.gather(-1, counts.clamp(max=ids.shape[-1] - 1)[..., None])[..., 0]
+    others = [begin, of.eos_token_id, getattr(of, "unk_token_id", None), _unknown(tokenizer)]
+    others.append(getattr(config, "bos_token_id", None))
     # Without a tokenizer the first number may be any.
-    starts = (of.bos_token_id, of.eos_token_id, getattr(config, "bos_token_id", None))
-    is_start = tokenizer is None or pad in starts
-    return counts.where((counts > is_start) & (counts < ids.shape[-1]), 0)
+    is_word = tokenizer is None or pad in others
+    least = (
+        torch.where(following == begin, 0, int(is_word))
+        if begin not in (None, pad)
+        else int(is_word)
+    )
+    return counts.where((counts > least) & (counts < ids.shape[-1]), 0)
+
+
+def _unknown(tokenizer: Any) -> int | None:
+    """Return the token of unknown words by the vocabulary itself; None without one."""
+    vocabulary = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
+    name = getattr(vocabulary, "unk_token", None)
+    return None if name is None else int(tokenizer.convert_tokens_to_ids(name))
 
 
 def check_padding(ids: Int[Tensor, "*texts time"], tokenizer: Any, config: Any) -> None:
