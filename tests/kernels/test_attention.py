@@ -29,7 +29,7 @@ def fresh_memory_holds_nan(monkeypatch):
 
 
 def test_the_names_of_the_kernels_room():
-    assert {*bilens.kernels.__all__} == {"bilinear_attention", "resume_attention", "triton_problem"}
+    assert {*bilens.kernels.__all__} == {"bilinear_attention", "resume_attention"}
 
 
 @given(**{**shapes, "time": st.integers(1, 12)})

@@ -57,6 +57,7 @@ KINDS: dict[str, tuple[Any, tuple[Any, ...], list[str], dict[str, str]]] = {
         {
             "data": "others.txt",
             "data_dir": "nowhere",
+            "clean": "tinystories",
             "preset": "paper",
             "vocab_size": "50",
             "d_model": "16",

@@ -130,7 +130,7 @@ def test_a_factor_of_zero_is_zero(name):
 
 def test_without_a_tokenizer_the_message_names_a_way_that_works(view):
     view = ResidualModel(view.model)
-    with pytest.raises(BilensError, match="pass model.direction with the number of the token"):
+    with pytest.raises(BilensError, match="write the numbers of tokens, as 5 17 3, or put"):
         flow(view, some_text()[0], "t5")
     flow(view, some_text()[0], view.direction(5))
 
@@ -142,7 +142,7 @@ def test_the_size_of_stored_numbers_is_told():
 @pytest.mark.parametrize("kind", ["longrope", "dynamic"])
 def test_contexts_of_different_lengths_are_those_of_each(kind):
     view, text = ResidualModel(rotating(kind)), some_text()[0]
-    batches = list(_run_texts(view, [text[:4], text], 0, 8, None, 1))
+    batches = list(_run_texts(view, [text[:4], text], 0, 8, None))
     for (ids, _, n), expected in zip(batches, (text[:4], text), strict=True):
         assert torch.equal(ids[0], expected)
         alone = Pass.of(view, expected).layer(0).mlp_n[0]

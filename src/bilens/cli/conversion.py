@@ -110,6 +110,7 @@ def anneal(
     """
     output = own_place(output, _place("annealed", model), resume=resume)
 
+    from bilens.convert.gates import gated_mlps
     from bilens.inputs import check_folder
     from bilens.processes import from_main_process, this_process
     from bilens.train import linearise
@@ -122,7 +123,7 @@ def anneal(
     from_main_process(begin)
     opened, tokenizer = _open(model)
     _check_length(opened, training.length)
-    bilens.convert.gates.gated_mlps(opened)
+    gated_mlps(opened)
     corpus = _texts(data, tokenizer, training.length, data_dir, shortest=shortest)
     history = linearise.anneal(opened, corpus, training, output, resume=resume, use_cpu=cpu)
     if not state.is_main_process:

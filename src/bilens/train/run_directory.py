@@ -159,6 +159,7 @@ def open_run(
     """
     settings = json.loads(json.dumps(settings))
     tracker = settings.get("report_to", "none")
+    _check_tracker(tracker)  # before there is a folder
     with only_process_in(path):
         check_begin(path, resume=resume, report_to=tracker)
         run = RunDirectory(path, settings)
@@ -205,6 +206,14 @@ def only_process_in(folder: Path) -> Iterator[None]:
         lock.release()
 
 
+def _check_tracker(report_to: str) -> None:
+    if report_to != "none" and find_spec(report_to) is None:
+        raise BilensError(
+            f"report_to={report_to!r} needs the package {report_to}: pip install {report_to}, or "
+            "leave report_to out; the metrics are in metrics.jsonl anyway"
+        )
+
+
 def check_begin(run: Path, *, resume: bool, report_to: str = "none") -> None:
     """Raise unless a training can begin in a directory, or resume there: before data are read.
 
@@ -212,11 +221,7 @@ def check_begin(run: Path, *, resume: bool, report_to: str = "none") -> None:
         CheckpointError: as `open_run`.
         BilensError: the tracker is not installed.
     """
-    if report_to != "none" and find_spec(report_to) is None:
-        raise BilensError(
-            f"report_to={report_to!r} needs the package {report_to}: pip install {report_to}, or "
-            "leave report_to out; the metrics are in metrics.jsonl anyway"
-        )
+    _check_tracker(report_to)
     if not resume:
         check_free(run)
     elif not is_begun(run):
