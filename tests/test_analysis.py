@@ -88,7 +88,7 @@ TAKEN_BY_COMMANDS = {
     for entry in built_in().values()
     for option in analysis_command(entry).parameters
     if option.name not in {own.name for own in entry.options}
-} - {"model", "figure", "width", "viewer", "save_graph", "arrays"}
+} - {"model", "figure", "width", "viewer", "save_graph", "directions", "arrays"}
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ BLOCKS = {
 # Commands with one of these words in them need data, a browser or minutes: they are parsed alone.
 HEAVY = re.compile(
     r"mnist|tinystories|my-stories|data grammar|--figures|--order|reproduce|bilens demo|pythia|"
-    r"MODEL|annealed|bilinear|runs/linear|HuggingFaceTB|SmolLM2"
+    r"MODEL|BASE|annealed|bilinear|runs/linear|HuggingFaceTB|SmolLM2"
 )
 TRAINING = ClassifierTraining(epochs=3, batch_size=100, weight_decay=0.0, input_noise=0.2)
 

@@ -94,7 +94,7 @@ def test_each_answer_has_a_line(capsys):
             return []
 
     show_reading(Answers())
-    assert capsys.readouterr().out == "a is 1.\nb is 2.\nnote c, seeds 3\n"
+    assert capsys.readouterr().out == "note c, seeds 3\na is 1.\nb is 2.\n"
 
 
 def test_messages_of_errors_are_clean(monkeypatch, capsys):

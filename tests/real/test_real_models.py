@@ -52,7 +52,6 @@ def prompt(model: ResidualModel, number: int) -> tuple[torch.Tensor, TokenDirect
     return torch.tensor(tokenizer(text)["input_ids"]), TokenDirection(token, (minus,)), numbers
 
 
-@pytest.mark.parametrize("number", range(len(PROMPTS)))
 @pytest.mark.parametrize("package", MODELS)
 def test_a_flow_between_two_texts_adds_up(package):
     model = opened(package)

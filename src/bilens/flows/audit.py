@@ -1,5 +1,6 @@
 """Whether a pass under rules is the model's own, and by which operation it is not."""
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
@@ -99,12 +100,11 @@ class _Plain(TorchFunctionMode):
         return result
 
 
-class _Noted(Rules):
-    """Rules that note the results of operations, but not of those that a rule is made of."""
+class _Outermost(Rules):
+    """Rules that note operations of the model's own code, but not those that a rule is made of."""
 
     def __init__(self, texts: int) -> None:
         super().__init__(texts)
-        self.results: list[_Result] = []
         self.is_inside = False
 
     def __torch_function__(
@@ -119,9 +119,21 @@ class _Noted(Rules):
             self.is_inside = False
         return result
 
+    @abstractmethod
     def outermost(self, func: Any, types: Any, args: Sequence[Any], kwargs: Any) -> Any:
         """Return the result of an operation of the model's own code."""
-        result = super().__torch_function__(func, types, args, kwargs)
+
+
+class _Noted(_Outermost):
+    """Rules that note the results of operations."""
+
+    def __init__(self, texts: int) -> None:
+        super().__init__(texts)
+        self.results: list[_Result] = []
+
+    def outermost(self, func: Any, types: Any, args: Sequence[Any], kwargs: Any) -> Any:
+        """Return the result of an operation of the model's own code."""
+        result = Rules.__torch_function__(self, func, types, args, kwargs)
         self.results += _result(func, result)
         return result
 
@@ -169,7 +181,7 @@ def _ruled(model: ResidualModel, runs: TextPair, rules: Rules) -> Iterator[None]
         yield
 
 
-class _Call(NamedTuple):
+class _Operation(NamedTuple):
     """An operation of the model's own code, and its activations."""
 
     name: str
@@ -179,12 +191,12 @@ class _Call(NamedTuple):
     values: list[Tensor]  # of both
 
 
-class _Audit(_Noted):
+class _Audit(_Outermost):
     """Rules that note the activations of each operation, each input read by it alone."""
 
     def __init__(self, texts: int) -> None:
         super().__init__(texts)
-        self.calls: list[_Call] = []
+        self.calls: list[_Operation] = []
 
     def outermost(self, func: Any, types: Any, args: Sequence[Any], kwargs: Any) -> Any:
         """Return the result of an operation of the model's own code."""
@@ -217,7 +229,7 @@ class _Audit(_Noted):
         inputs += [leaf.value for leaf in self.leaves[n_leaves:]]
         if inputs or outputs:
             values = [x.detach().clone() for x in (*inputs, *outputs)]
-            self.calls.append(_Call(name, called_by(), inputs, outputs, values))
+            self.calls.append(_Operation(name, called_by(), inputs, outputs, values))
         return result
 
 
