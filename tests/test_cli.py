@@ -379,7 +379,7 @@ def test_the_version(capsys):
 
 def test_completion_knows_every_command_and_its_options(capsys):
     shown = helped(capsys, "--tyro-print-completion", "bash")
-    assert all(name in shown for name in (*COMMANDS, "--target-loss", "--through-patterns"))
+    assert all(name in shown for name in (*COMMANDS, "--target-loss", "--undo"))
 
 
 def test_the_doctor_says_what_is_missing(monkeypatch, capsys):
