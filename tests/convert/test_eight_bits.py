@@ -42,7 +42,7 @@ def test_a_model_is_opened_in_float32_and_saved_again_as_an_ordinary_one(tmp_pat
     folder = saved(model, tmp_path / "small")
     size = sum(4 * weight.numel() for weight in model.parameters())
     assert (folder / "model.safetensors").stat().st_size < 0.6 * size
-    opened, ids = bilens.load(folder), torch.arange(6)[None]
+    opened, ids = bilens.load(folder), torch.arange(1, 7)[None]
     logits, expected = opened.logits(ids), model(input_ids=ids).logits
     assert 1e-6 < (logits - expected).norm() / expected.norm() < 0.05
     save_model(tmp_path / "whole", opened.model, toy_tokenizer())
