@@ -91,9 +91,9 @@ def test_a_figure_has_a_width_in_points(run, tmp_path, capsys):
     assert 'width="240pt"' in figure.read_text()
     # A page says which command made it, and when.
     page = tmp_path / "circuit.html"
-    main(["circuit", str(run), *options, "--keep", "0.7", "--output", str(page)])
+    main(["circuit", str(run), *options, "--level", "parts", "--keep", "0.7", "--output", str(page)])
     about = f"bilens circuit {run} --prompt 'once upon a' --token girl --against 'once upon the'"
-    assert unescape(page.read_text()).count(f"{about} --keep 0.7 · ") == 2
+    assert unescape(page.read_text()).count(f"{about} --level parts --keep 0.7 · ") == 2
     command = ["circuit", str(run), *options, "--width", "240"]
     assert "--width=240 is that of a figure; add --figure" in refusal(capsys, *command)
 
@@ -109,7 +109,7 @@ def test_the_report_of_a_language_model(run, capsys):
     page = (run / "page.html").read_text()
     assert "<h2>Heads of layer 0</h2>" in page
     assert page.index("<h1>") < page.index("<h2>How well it holds</h2>")
-    assert "nats a token (standard error over texts)" in page
+    assert "(standard error over texts) nats a token" in page
     result = in_json(capsys, "report", run, "--token", "dog", "--minus", "cat,bird")
     assert result["report"] == str(run / "report.html")
     assert "Eigenvectors of dog minus cat, bird" in (run / "report.html").read_text()

@@ -32,7 +32,7 @@ COMMANDS = {
     "contexts": ["--token", TOKEN, "--layer", "1", "--data", "grammar"],
     "composition": [],
     "generate": ["--prompt", PROMPT, "--tokens", "3"],
-    "flow": ["--prompt", PROMPT, "--token", TOKEN, "--through-patterns"],
+    "flow": ["--prompt", PROMPT, "--token", TOKEN],
     "report": ["--data", "grammar", "--layer", "1", "--token", TOKEN],
 }
 

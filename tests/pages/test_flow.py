@@ -74,7 +74,7 @@ def test_names_are_addresses_with_tokens_in_quotes(content):
 
 def reading_of(split, content):
     question, parts = Question("<i>a</i>", "t3", ("t4",)), (Part("mlp", 0), Part("mlp", 1))
-    return FlowReading(split, question, content, 0.1, parts, -0.9, ("t4",))
+    return FlowReading(split, question, content, 0.1, parts, -0.9, ("t4", "t4"))
 
 
 def test_the_page_begins_with_the_question_and_its_answer(split_flow, content):

@@ -398,7 +398,7 @@ def diff(
     }
     for names, flows in rules.linear.items():
         for flow in flows:
-            total = flow.columns.double()
+            total = flow.columns.cpu().double()
             for name in names.split("+"):
                 weights[name] += float(total.sum()) / (names.count("+") + 1)
             per_token = total.reshape(-1, total.shape[-1]).sum(-1)
@@ -414,7 +414,7 @@ def diff(
         for switch in switches:
             if (slope := switch.grad) is None:
                 continue
-            total = slope[: len(slope) // 2].double()
+            total = slope[: len(slope) // 2].cpu().double()
             for name in names.split("+"):
                 weights[name] += float(total.sum()) / (names.count("+") + 1)
             if total.shape[:2] == (1, time):
@@ -463,7 +463,7 @@ def _changes(starts: Sequence[Tensor], time: int) -> Float[Tensor, " time"]:
     for start in starts:
         if start.grad is not None:
             first, second = start.detach().chunk(2)
-            flow = (start.grad.chunk(2)[0] * (first - second)).double().cpu()
+            flow = (start.grad.chunk(2)[0] * (first - second)).cpu().double()
             total += (
                 flow.flatten(2).sum((0, 2)) if flow.shape[1:2] == (time,) else flow.sum() / time
             )
