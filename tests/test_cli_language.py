@@ -76,7 +76,7 @@ def test_a_flow_is_printed_and_written(run, tmp_path, capsys):
     result = read_json(page.with_suffix(".json"))
     result |= result["page"]
     answer = f'"girl" minus "dog", "cat" {result["value"]:.4g}, probability of the token'
-    for part in (answer, "other nodes", "The strongest nodes"):
+    for part in (answer, "The strongest nodes"):
         assert part in text
     assert len(result["nodes"]) == 9
     assert sum(node["measured"] is not None for node in result["nodes"]) == 5
@@ -91,7 +91,9 @@ def test_a_figure_has_a_width_in_points(run, tmp_path, capsys):
     assert 'width="240pt"' in figure.read_text()
     # A page says which command made it, and when.
     page = tmp_path / "circuit.html"
-    main(["circuit", str(run), *options, "--level", "parts", "--keep", "0.7", "--output", str(page)])
+    main(
+        ["circuit", str(run), *options, "--level", "parts", "--keep", "0.7", "--output", str(page)]
+    )
     about = f"bilens circuit {run} --prompt 'once upon a' --token girl --against 'once upon the'"
     assert unescape(page.read_text()).count(f"{about} --level parts --keep 0.7 · ") == 2
     command = ["circuit", str(run), *options, "--width", "240"]

@@ -73,18 +73,21 @@ def test_names_are_addresses_with_tokens_in_quotes(content):
 
 
 def reading_of(split, content):
-    question, parts = Question("<i>a</i>", "t3", ("t4",)), (Part("mlp", 0), Part("mlp", 1))
+    question, parts = Question("<i>a</i>", "t3", ("t4",), "b"), (Part("mlp", 0), Part("mlp", 1))
     return FlowReading(split, question, content, 0.1, parts, -0.9, ("t4", "t4"))
 
 
 def test_the_page_begins_with_the_question_and_its_answer(split_flow, content):
     first, holds, *others = reading_of(split_flow, content).sections()
-    assert first.title == 'Where does "t3" minus "t4" after “<i>a</i>” come from?'
-    assert len(f"{first.title} {first.text}".split()) <= 40
-    value = split_flow.value
-    preference = f'The model prefers "t4" over "t3", by {-value:.3g}. The value starts'
+    assert first.title == 'What changes "t3" minus "t4" from “b” to “<i>a</i>”?'
+    assert len(f"{first.title} {first.text}".split()) <= 55
+    first_value, second_value = (f"{-value:.3g}" for value in split_flow.values)
+    preference = f'The model prefers "t4" after both texts, by {first_value} and {second_value}; '
     assert first.text.startswith(preference)
-    left = f"without the 2 strongest parts the value is {value - 0.9:+.3g}, not {value:+.3g}."
+    value = split_flow.value
+    left = (
+        f"with the 2 strongest parts exchanged the change is {value - 0.9:+.3g}, not {value:+.3g}."
+    )
     assert first.text.endswith(left)
     at_once = "All 2 heads and MLPs of the picture at once, heads with all of their sources: -0.9."
     assert at_once in holds.text

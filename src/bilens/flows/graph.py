@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from bilens.analysis import Reading
-from bilens.checks import check_count, check_index
+from bilens.checks import check_count, check_index, checked
 from bilens.errors import BilensError
 from bilens.flows.adjoints import Adjoints, LayerGraph
 from bilens.flows.edge_flows import Edges
@@ -231,6 +231,7 @@ class Flow(Reading):
 
     # What a node writes and reads.
 
+    @checked
     def written(self, nodes: Sequence[Node]) -> list[Float[Tensor, " width"]]:
         """Return the output of each of some nodes, or its change, at its place in the model.
 
@@ -310,6 +311,7 @@ class Flow(Reading):
             with Rules(len(adjoints.ids)):
                 return layer.mix.term(number, position, node.source), w
 
+    @checked
     def edges(self, nodes: Sequence[Node]) -> Float[Tensor, "n n"]:
         """Return the flow between some nodes: row a, column b is the flow from b up to a.
 
