@@ -45,7 +45,10 @@ GROUPS = {
     ],
 }
 """Headings of the page, and the names of their files."""
-OF_THE_PROJECT = (*("families", "help", "pages", "people", "right", "size"), "unseen_templates")
+OF_THE_PROJECT = (
+    *("calls", "families", "help", "pages", "people", "right", "size"),
+    "unseen_templates",
+)
 """Files that the page leaves out: about the project itself, or with a page of their own."""
 HELD = {True: "yes", False: "no", None: ""}
 INTRODUCTION = """# Results
