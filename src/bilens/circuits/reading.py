@@ -318,7 +318,7 @@ def _of_task(
         found = replace(found, control=of_nonsense)  # type: ignore[arg-type]
         control = verdict(found.measured, of_nonsense.measured, cases.cases[0].question)
     used = everything.some([number for x in templates.values() for number in x])
-    rises = used.values(found.mask.double()[None])[0]
+    rises = used.values(found.mask.cpu().double()[None])[0]
     asked = uses(everything, task, numbers, templates, rises)
     named = _named(everything.model, found)
     return TaskAnswer(found, tuple(asked), premise(asked, used.cases), control, named)

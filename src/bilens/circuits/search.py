@@ -94,7 +94,7 @@ def search_circuit(
             for order in orders:
                 mask = kept.clone()
                 mask.view(-1)[order[:of_size]] = True
-                shares = deciding.shares(mask.double()[None])[0].tolist()
+                shares = deciding.shares(mask.cpu().double()[None])[0].tolist()
                 if max(shares) <= HIGHEST:
                     break
             tried[of_size], masks[of_size] = tuple(shares), mask
@@ -133,7 +133,7 @@ def necessary(
     the circuit is added. Measured are the sixteen of the largest gradients there.
     """
     while int(mask.sum()) < largest:
-        others = (~mask | needed).double()[None]
+        others = (~mask | needed).cpu().double()[None]
         remains = deciding.shares(others)[0].tolist()
         if max(remains) <= left or not others.any():
             break

@@ -257,7 +257,7 @@ def _shares(
     """
     if not tries:
         return torch.zeros(0, 1, dtype=torch.float64)
-    masks = torch.stack([mask_of(cases[0].model, ranges) for ranges in tries]).double()
+    masks = torch.stack([mask_of(cases[0].model, ranges) for ranges in tries]).cpu().double()
     left, columns = torch.arange(len(tries)), list[Tensor]()
     for of_template in cases:
         shares = of_template.shares(masks[left])
@@ -301,7 +301,7 @@ def measured_stages(
             alone[layer, ROLES.index("word and end"), head] |= row.role != "between"
             masks.append(alone)
             heads.append((row, f"{layer}.{head}"))
-    shares = measuring.faithfulness(torch.stack(masks).double()).tolist() if masks else []
+    shares = measuring.faithfulness(torch.stack(masks).cpu().double()).tolist() if masks else []
     stages = []
     for row, without in zip(rows, shares, strict=False):
         named = [(x, f) for (of, x), f in zip(heads, shares[len(rows) :], strict=True) if of == row]
