@@ -16,10 +16,11 @@ ratios are held fixed, and each factor of a product gets half of the gradient (A
 import csv
 import random
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import chain
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -32,22 +33,37 @@ from torch.nn import functional
 import bilens
 from bilens.errors import BilensError
 from bilens.flows import Question, flow
-from bilens.flows.fitted import fit
-from bilens.hooks import hooked
-from bilens.shipped import TASKS, task_names
 from bilens.transformer import ResidualModel
 
 PER_TASK, PARTS = 3, 24
+TASKS = Path(bilens.__file__).parent / "tasks"
 Hook = tuple[Any, Callable[..., Any]]
 Parts = Tensor
 """Numbers of all parts, (layers, heads + 1), the MLP of a layer as the last."""
 
 
+@contextmanager
+def hooked(before: Iterable[Hook] = (), after: Iterable[Hook] = ()) -> Iterator[None]:
+    """Let functions exchange inputs and outputs of modules in passes of this block."""
+    with ExitStack() as stack:
+        for module, function in before:
+            handle = module.register_forward_pre_hook(function, with_kwargs=True)
+            stack.callback(handle.remove)
+        for module, function in after:
+            stack.callback(module.register_forward_hook(function, with_kwargs=True).remove)
+        yield
+
+
+def numbers(model: ResidualModel, question: Question) -> tuple[list[int], list[int]]:
+    """Return the numbers of the tokens of a question, and of those to subtract."""
+    return [model.token(x) for x in question.tokens], [model.token(x) for x in question.minus]
+
+
 def texts_of(model: ResidualModel) -> list[Question]:
     """Return both texts of some questions of each task, each as a question of one text."""
     found: list[Question] = []
-    for task in task_names():
-        with (TASKS / f"{task}.tsv").open(encoding="utf-8", newline="") as file:
+    for task in sorted(TASKS.glob("*.tsv")):
+        with task.open(encoding="utf-8", newline="") as file:
             lines = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
         for line in lines[:: len(lines) // PER_TASK][:PER_TASK]:
             for text, token, minus in (
@@ -56,10 +72,11 @@ def texts_of(model: ResidualModel) -> list[Question]:
             ):
                 one = Question(text, token, minus)
                 try:
-                    fitted = fit(model, one)
+                    model.ids(one.text)
+                    tokens, others = numbers(model, one)
                 except BilensError:
                     continue  # a token that this model does not have
-                if len(fitted.tokens) == len(fitted.minus) == 1:
+                if len(tokens) == len(others) == 1:
                     found.append(one)
     return found
 
@@ -73,8 +90,7 @@ def neutral_rows(model: ResidualModel, ids: Tensor) -> Tensor:
 
 def logit(model: ResidualModel, question: Question) -> Callable[[Tensor], Tensor]:
     """Return the number of a question as a function of logits, (batch, vocab)."""
-    fitted = fit(model, question)
-    (token,), (minus,) = fitted.tokens, fitted.minus
+    (token,), (minus,) = numbers(model, question)
     return lambda logits: logits[:, token] - logits[:, minus]
 
 

@@ -229,10 +229,9 @@ def test_no_module_imports_itself_through_others():
 
 PRIVATE_NAMES = {
     "torch 2.13": "_C _global_forward_hooks _global_forward_pre_hooks",
-    "tensors of torch 2.13": "_is_view _base",
+    "tensors of torch 2.13": "_is_view",
     "modules of torch 2.13": "_forward_hooks _forward_pre_hooks _compiled_call_impl",
     "what no_grad calls in a TorchFunctionMode of torch 2.13": "_set_grad_enabled",
-    "the torch.autograd.Function of a node of a graph of torch 2.13": "_forward_cls",
     "the Trainer of transformers 5.23: the sum since the last record": "_tr_loss",
     "configurations of transformers 5.23": "_attn_implementation",
     "cached_file of transformers 5.23": "_raise_exceptions_for_missing_entries",

@@ -405,27 +405,17 @@ class ResidualModel:
             if self.tokenizer is not None:
                 numbers = [self._check_known(number) for number in numbers]
             text = torch.tensor(numbers)
-        ids = self.checked_ids(text)
+        ids = checked_ids(self, text)
         if not -len(ids) <= until < len(ids):
             raise BilensError(f"position={until}, expected {-len(ids)} to {len(ids) - 1}")
         return ids[: until % len(ids) + 1]
-
-    def checked_ids(self, ids: Int[Tensor, "*texts time"]) -> Int[Tensor, "*texts time"]:
-        """Return token ids on the model's device.
-
-        Raises:
-            BilensError: they are no numbers of its tokens, or begin with padding.
-        """
-        check_ids(self.vocab_size, ids)
-        check_padding(ids, self.tokenizer, self.model.config)
-        return ids.to(self.device)
 
     @torch.no_grad()
     def mlp_inputs(
         self, layer: int, ids: Int[Tensor, "batch time"]
     ) -> Float[Tensor, "batch time d_model"]:
         """Return the normalised stream that an MLP reads, at every position of texts."""
-        mlp, ids = self.layer(layer).mlp, self.checked_ids(ids)
+        mlp, ids = self.layer(layer).mlp, checked_ids(self, ids)
         with wide_passes(self.model):
             args, kwargs = first_call(mlp.norm_or_module, lambda: run(self.model, ids))
         return mlp.normalised(first_input(args, kwargs).to(self.places.dtype))
@@ -495,3 +485,16 @@ def _is_known(function: Any) -> bool:
     inner = getattr(function, "func", function)  # of functools.partial
     home = getattr(inner, "__module__", None) or type(inner).__module__
     return home.startswith(("bilens.", "transformers."))
+
+
+def checked_ids(
+    model: ResidualModel, ids: Int[Tensor, "*texts time"]
+) -> Int[Tensor, "*texts time"]:
+    """Return token ids on the model's device.
+
+    Raises:
+        BilensError: they are no numbers of its tokens, or begin with padding.
+    """
+    check_ids(model.vocab_size, ids)
+    check_padding(ids, model.tokenizer, model.model.config)
+    return ids.to(model.device)

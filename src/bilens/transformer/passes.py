@@ -32,7 +32,7 @@ from bilens.transformer.changes import (
 from bilens.transformer.choices import Choosing, by_text
 from bilens.transformer.experts import ExpertCall
 from bilens.transformer.mixing import Mix, Mixing
-from bilens.transformer.model import ResidualModel
+from bilens.transformer.model import ResidualModel, checked_ids
 from bilens.transformer.on_text import LayerOnText, layer_on_text, pattern_of_call
 from bilens.transformer.running import (
     allowed_change,
@@ -102,7 +102,7 @@ class Pass(Reading):
         """
         if isinstance(text, str) or text.dim() == 1:
             text = model.ids(text)[None]
-        ids = model.checked_ids(text)
+        ids = checked_ids(model, text)
         tokens = model.places.rows(ids) if tokens is None else tokens
         keeping = _keeping(model, len(ids)) if parts else nullcontext()
         with torch.no_grad(), _attending(model, patterns), embedded(model, tokens), keeping as kept:
