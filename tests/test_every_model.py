@@ -95,6 +95,7 @@ def questions(model: ResidualModel, name: str) -> list[Question]:
 # What each function is called with: the model, its name, and a folder.
 ASKED = {
     "flow": lambda m, name: flows.flow(m, *both(m, name)[0], **both(m, name)[1]),
+    "diff": lambda m, name: flows.diff(m, *diff_of(name)),
     "adjoints_of": lambda m, name: flows.adjoints_of(m, questions(m, name)[:1]),
     "answered": lambda m, name: flows.answered(m, questions(m, name)),
     "measure": lambda m, name: flows.measure(m, through(m, name), through(m, name).nodes[:2]),
@@ -105,6 +106,7 @@ ASKED = {
         m, through(m, name), Part("mlp", 0, None, 2), torch.ones(1, m.d_model)
     ),
     "circuit": lambda m, name: circuits.circuit(m, questions(m, name)[0]),
+    "mask_of": lambda m, _: circuits.mask_of(m, {("heads", "end"): (0, 1)}),
     "eap_ig": lambda m, name: circuits.eap_ig(m, questions(m, name), steps=2),
     "patch": lambda m, name: circuits.patch(m, *both(m, name)[0], **both(m, name)[1]),
     "task_directions": lambda m, name: circuits.task_directions(m, questions(m, name), 2),
@@ -184,6 +186,12 @@ def both(model: ResidualModel, name: str) -> tuple[tuple[Any, ...], dict[str, An
     text, against, token, minus = texts_of(name)
     numbers = {"minus": model.token(minus), "against": model.ids(against)}
     return (model.ids(text), model.token(token)), numbers
+
+
+def diff_of(name: str) -> tuple[ResidualModel, str, str, str]:
+    """Return a tuned model, which is here the model itself, and a question in words."""
+    text, _, token, minus = texts_of(name)
+    return opened(name), text, token, minus
 
 
 @cache
@@ -275,7 +283,7 @@ def sources(tmp_path_factory):
         if name != STORY:
             save_model(folder / name, opened(name).model, opened(name).tokenizer)
     words = ["the", "girl", "boy", "dog", "was", "sad", "happy", "because", "so", "and", "ran"]
-    stories = [" ".join(Random(i).choices(words, k=1200)) for i in range(20)]
+    stories = [" ".join(Random(i).choices(words, k=1200)) for i in range(60)]
     text = "".join(f"{story}\n<|endoftext|>\n" for story in stories)
     (folder / "texts.txt").write_text(text, encoding="utf-8")
     return folder

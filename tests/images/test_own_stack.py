@@ -80,7 +80,7 @@ def test_a_single_layer_of_ones_own(basis, embedded, bias, tmp_path):
 
 
 ANALYSES = [entry for entry in built_in().values() if entry.on is TensorChain]
-LAYERS = {"explain": 1, "eigenvectors": 1, "paths": 2, "bonds": 2}
+LAYERS = {"explain": 1, "eigenvectors": 1, "certify": 1, "paths": 2, "bonds": 2}
 
 
 @pytest.mark.parametrize("entry", ANALYSES, ids=lambda entry: entry.name)
