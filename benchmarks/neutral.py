@@ -220,7 +220,7 @@ def of_relevance(model: ResidualModel, question: Question) -> Parts:
     after = [(model.places.embed, start), *((x.mlp, written) for x in layers)]
     before = [(x.heads, mixed) for x in layers]
     ids = model.ids(question.text)
-    with hooked(before, after), frozen(model), torch.enable_grad():  # type: ignore[arg-type]
+    with hooked(before, after), frozen(model), torch.enable_grad():
         number = logit(model, question)(model.model(ids[None], use_cache=False).logits[:, -1])
         gradients = torch.autograd.grad(number.sum(), outputs)
     sums = [(x * g)[0].detach() for x, g in zip(outputs, gradients, strict=True)]

