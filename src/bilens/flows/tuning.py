@@ -24,7 +24,7 @@ from bilens.flows.fitted import Fitted, fit
 from bilens.flows.modules import module_hooks
 from bilens.flows.question import Against, Answer, Question
 from bilens.flows.rules import is_live, make_leaf
-from bilens.flows.secants import forget_kept
+from bilens.flows.secants import GAUSS, forget_kept
 from bilens.flows.switches import SwitchedRules, WeightPair
 from bilens.hooks import hooked
 from bilens.language.names import shown_tokens
@@ -36,8 +36,6 @@ from bilens.transformer import ResidualModel
 from bilens.transformer.maps import working_dtype
 
 LAYER = re.compile(r"\.(\d+)\.")
-GAUSS = ((0.5 - 0.15**0.5, 5 / 18), (0.5, 8 / 18), (0.5 + 0.15**0.5, 5 / 18))
-"""Points and weights of Gauss's quadrature between 0 and 1."""
 
 
 class Undone(NamedTuple):

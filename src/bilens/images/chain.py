@@ -116,7 +116,17 @@ def check_reproduces(
             f"{data.n_classes} classes, but the model reads {n_inputs} pixels and tells "
             f"{n_classes} classes apart; expected the data of its training, or other data like it"
         )
-    x = data.test_images[:COMPARED].to(tensors[0].left.device)
+    check_outputs(model, tensors, data.test_images)
+
+
+def check_outputs(
+    model: TensorChain, tensors: Sequence[BilinearTensor], x: Float[Tensor, "samples n_in"]
+) -> None:
+    """Raise BilensError if a chain of tensors, from inputs to logits, differs from its model.
+
+    They are compared on the first of some inputs.
+    """
+    x = x[:COMPARED].to(tensors[0].left.device)
     logits, outputs = predict(model, x), x
     for tensor in tensors:
         outputs = tensor(outputs)
