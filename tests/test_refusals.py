@@ -34,7 +34,7 @@ TEXTS = {
     "line 1 holds a zero byte, .* not as a spreadsheet": questions(b"PK\x03\x04\x14\0\0\0"),
     "line 1 holds the byte 0xff, expected text in UTF-8": questions("a\tb\tc\n".encode("utf-32")),
     "line 2 holds a zero byte": questions(b"a b c d e\tb\tc\nd\0\te\tf\n"),
-    "line 1 has 1 column; expected, separated by tabs": questions(
+    "a pointer of Git LFS": questions(
         b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n"
     ),
     "line 3 is the header again": questions(b"text\ttoken\na\tb\n\xef\xbb\xbfText\tToken\n"),

@@ -108,8 +108,11 @@ def _found(path: str | Path) -> Path:
 
 def _decoded(path: Path) -> list[str]:
     """Return the lines of a file, without byte order marks, also where files were joined."""
+    # Imports torch, which a command that reads no file does not wait for.
+    from bilens.files import check_downloaded  # noqa: PLC0415
+
     try:
-        content = path.read_bytes()
+        content = check_downloaded(path, "questions", BilensError).read_bytes()
     except OSError as error:
         raise BilensError(f"{path} cannot be read: {error.strerror}") from error
     # Text in UTF-16 has zero bytes, as packed files have.
