@@ -55,12 +55,10 @@ class LinearFlow:
     """The flow of a linear map's weight, for each question and token.
 
     Attributes:
-        rows: by row of the weight, or by output.
-        columns: by column, or by input.
+        columns: by column of the weight, or by input.
         ranks: by rank of a low-rank change, if it is one.
     """
 
-    rows: Float[Tensor, "*tokens rows"]
     columns: Float[Tensor, "*tokens columns"]
     ranks: Float[Tensor, "*tokens ranks"] | None = None
 
@@ -91,8 +89,7 @@ class PairLinear(torch.autograd.Function):
         if pair.factors is not None:
             A, B = pair.factors
             ranks = (mean_x @ A.T) * (g @ B)
-        moved = functional.linear(mean_x, pair.tuned) - functional.linear(mean_x, pair.base)
-        ctx.note(pair.name, LinearFlow(g * moved, (by_tuned - by_base) * mean_x, ranks))
+        ctx.note(pair.name, LinearFlow((by_tuned - by_base) * mean_x, ranks))
         w = (by_tuned + by_base) / 2
         return torch.cat([w, -w]), None, None
 

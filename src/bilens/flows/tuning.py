@@ -159,15 +159,11 @@ class ModelDiff(Reading):
             "is not what is lost when this weight alone is undone."
         )
 
-    def run(self, tuned: Iterable[str], *, second: bool = False) -> float:
-        """Return the metric of the base model with some weights of the tuned one.
-
-        Measured on the text, or on the second text.
-        """
-        ids = both_ids(self.fitted)[int(second)]
+    def run(self, tuned: Iterable[str]) -> float:
+        """Return the metric of the base model with some weights of the tuned one, on the text."""
         weights = {name: self.pairs[name].tuned for name in tuned}
         with torch.no_grad(), self.base.places.context():
-            logits = run_with(self.base, weights, ids[None])
+            logits = run_with(self.base, weights, self.fitted.clean[None])
         return float(metric(self.fitted, logits)[0])
 
     def undo(self, k: int = 10) -> Undone:
@@ -397,27 +393,23 @@ def diff(
     for names, flows in rules.linear.items():
         for flow in flows:
             total = flow.columns.cpu().double()
-            for name in names.split("+"):
-                weights[name] += float(total.sum()) / (names.count("+") + 1)
+            _share(weights, names, float(total.sum()))
             per_token = total.reshape(-1, total.shape[-1]).sum(-1)
             if len(per_token) == time:
-                by_token[names] = by_token.get(names, torch.zeros_like(per_token)) + per_token
+                _add(by_token, names, per_token)
             if names in outputs:
                 of_heads = total.reshape(-1, places.n_heads, total.shape[-1] // places.n_heads)
                 heads[outputs[names]] += of_heads.sum((0, 2)).cpu()
             if flow.ranks is not None:
-                of_ranks = flow.ranks.flatten(0, -2).sum(0)
-                ranks[names] = ranks.get(names, torch.zeros_like(of_ranks)) + of_ranks
+                _add(ranks, names, flow.ranks.flatten(0, -2).sum(0))
     for names, switches in rules.switches.items():
         for switch in switches:
             if (slope := switch.grad) is None:
                 continue
             total = slope[: len(slope) // 2].cpu().double()
-            for name in names.split("+"):
-                weights[name] += float(total.sum()) / (names.count("+") + 1)
+            _share(weights, names, float(total.sum()))
             if total.shape[:2] == (1, time):
-                read = total.flatten(2).sum((0, 2))
-                by_token[names] = by_token.get(names, torch.zeros_like(read)) + read
+                _add(by_token, names, total.flatten(2).sum((0, 2)))
     of_tokens = _changes(rules.embeddings, time)
     choices = sum(float(_changes([leaf.value], 1).sum()) for leaf in rules.leaves)
     result = ModelDiff(
@@ -437,6 +429,17 @@ def diff(
     size = sum(map(abs, weights.values())) + sum(map(abs, values))
     check_sum("The flow of weights, tokens and choices", everything, result.value, size=size)
     return result
+
+
+def _share(weights: dict[str, float], names: str, flow: float) -> None:
+    """Add the flow of what follows from one weight, or from several in equal shares."""
+    parts = names.split("+")
+    for name in parts:
+        weights[name] += flow / len(parts)
+
+
+def _add(flows: dict[str, Tensor], name: str, flow: Tensor) -> None:
+    flows[name] = flows[name] + flow if name in flows else flow
 
 
 def _opened(

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bilens.checks import check_labels, detached
 from bilens.images.chain import open_layer
-from bilens.images.nearest import STEPS, Forms, forms_of, nearest_changes
+from bilens.images.nearest import STEPS, Forms, forms_of, margins_of, nearest_changes
 from bilens.tensor import BilinearTensor, TensorChain
 from bilens.tensor.factors import fit_input
 
@@ -165,16 +165,10 @@ def largest_lower_bound(
 
     With every |d_i| <= e, the margin is at least m - e |g|_1 + e^2 n min(0, lambda_min).
     """
-    y, outputs = x @ forms.basis, forms.outputs(x)
-    bound = torch.full_like(outputs[:, 0], torch.inf)
-    for c in classes.unique().tolist():
-        rows = (classes == c).nonzero().flatten()
-        for j in set(range(outputs.shape[1])) - {c}:
-            quadratic = forms.quadratic[c] - forms.quadratic[j]
-            slope = 2 * y[rows] @ quadratic + forms.linear[c] - forms.linear[j]
-            lengths = (slope @ forms.basis.T).abs().sum(-1)
-            curvature = -x.shape[1] * float(torch.linalg.eigvalsh(quadratic)[0].clamp_max(0))
-            margin = (outputs[rows, c] - outputs[rows, j]).clamp_min(0)
-            root = 2 * margin / (lengths + (lengths**2 + 4 * curvature * margin).sqrt())
-            bound[rows] = torch.minimum(bound[rows], root.nan_to_num(torch.inf))
+    bound = torch.full_like(x[:, 0], torch.inf)
+    for rows, _, quadratic, gradient, margin in margins_of(forms, x, classes):
+        lengths = (gradient @ forms.basis.T).abs().sum(-1)
+        curvature = -x.shape[1] * float(torch.linalg.eigvalsh(quadratic)[0].clamp_max(0))
+        root = 2 * margin / (lengths + (lengths**2 + 4 * curvature * margin).sqrt())
+        bound[rows] = torch.minimum(bound[rows], root.nan_to_num(torch.inf))
     return bound

@@ -16,6 +16,7 @@ Source: the S-lemma; Polik and Terlaky 2007, A Survey of the S-Lemma, section 2.
 subproblem's hard case is that of Conn, Gould and Toint 2000, section 7.3.
 """
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -45,6 +46,24 @@ class Forms(NamedTuple):
         y = x.to(self.basis) @ self.basis
         squares = torch.einsum("sn,cnm,sm->sc", y, self.quadratic, y)
         return squares + y @ self.linear.T + self.constant
+
+
+class PairMargins(NamedTuple):
+    """The margins of one class over another, d'A d + g'd + m, for some inputs.
+
+    Attributes:
+        rows: numbers of the inputs.
+        other: the other class.
+        quadratic: A, the same for all inputs.
+        gradient: g, in the basis of the forms.
+        margin: m, at least 0.
+    """
+
+    rows: Int[Tensor, " inputs"]
+    other: int
+    quadratic: Float64[Tensor, "n n"]
+    gradient: Float64[Tensor, "inputs n"]
+    margin: Float64[Tensor, " inputs"]
 
 
 def forms_of(
@@ -134,10 +153,23 @@ def nearest_changes(
     The radius is that of the answer `classes`: 0 where another logit is larger, and infinite, with
     the class itself, where no change of any size changes the answer.
     """
-    y = x.to(forms.basis) @ forms.basis
-    logits = forms.outputs(x)
-    radius = torch.full_like(logits[:, 0], torch.inf)
-    other, nearest = classes.clone(), torch.full_like(y, torch.inf)
+    radius = forms.basis.new_full((len(x),), torch.inf)
+    other, nearest = classes.clone(), radius[:, None].repeat(1, forms.basis.shape[1])
+    for rows, j, quadratic, gradient, margin in margins_of(forms, x, classes):
+        changes = smallest_changes(quadratic, gradient, margin)
+        lengths = changes.norm(dim=-1)
+        closer = lengths < radius[rows]
+        radius[rows] = torch.where(closer, lengths, radius[rows])
+        other[rows] = torch.where(closer, j, other[rows])
+        nearest[rows] = torch.where(closer[:, None], changes, nearest[rows])
+    return radius, other, nearest
+
+
+def margins_of(
+    forms: Forms, x: Float[Tensor, "samples n_pixels"], classes: Int[Tensor, " samples"]
+) -> Iterator[PairMargins]:
+    """Yield the margins of each class over each other one, for the inputs of the class."""
+    y, logits = x.to(forms.basis) @ forms.basis, forms.outputs(x)
     for c in classes.unique().tolist():
         rows = (classes == c).nonzero().flatten()
         for j in range(logits.shape[1]):
@@ -146,10 +178,4 @@ def nearest_changes(
             quadratic = forms.quadratic[c] - forms.quadratic[j]
             gradient = 2 * y[rows] @ quadratic + forms.linear[c] - forms.linear[j]
             margin = (logits[rows, c] - logits[rows, j]).clamp_min(0)
-            changes = smallest_changes(quadratic, gradient, margin)
-            lengths = changes.norm(dim=-1)
-            closer = lengths < radius[rows]
-            radius[rows] = torch.where(closer, lengths, radius[rows])
-            other[rows] = torch.where(closer, j, other[rows])
-            nearest[rows] = torch.where(closer[:, None], changes, nearest[rows])
-    return radius, other, nearest
+            yield PairMargins(rows, j, quadratic, gradient, margin)
