@@ -91,7 +91,7 @@ def find_cuts(splits: Sequence[Split], measuring: Cases | None = None) -> Cuts:
         since = None if since == n_layers else since
     layers: dict[Place, int] = {"end": until}
     if apart:
-        layers = {"word": until, "end": since or min(until + 1, n_layers - 1)}
+        layers = {"word": until, "end": min(until + 1, n_layers - 1) if since is None else since}
     found = {place: _snapshots(finding, layer, place) for place, layer in layers.items()}
     directions: dict[Place, MLPDirections] = {}
     width, through = None, dict[int, float]()

@@ -76,9 +76,18 @@ def _draw_stages(axes: Axes, found: Stages, rows: list[Row]) -> None:
             layer = int(name.partition(".")[0])
             axes.plot([layer], [y - 0.32], marker="v", markersize=4 * PIXEL, color=RED)
             side = "left" if layer < 0.8 * n_layers else "right"
-            shift = 0.4 if side == "left" else -0.4
-            axes.text(layer + shift, y - 0.42, f"head {name}", ha=side, va="center",
-                      size=LETTERS * PIXEL, color=RED)  # fmt: skip
+            # Beside the mark by as much in models of every depth.
+            shift = 5 * PIXEL if side == "left" else -5 * PIXEL
+            axes.annotate(
+                f"head {name}",
+                (layer, y - 0.42),
+                (shift, 0),
+                textcoords="offset points",
+                ha=side,
+                va="center",
+                size=LETTERS * PIXEL,
+                color=RED,
+            )
 
 
 def _draw_cuts(axes: Axes, found: Stages, rows: list[Row]) -> None:
@@ -92,7 +101,8 @@ def _draw_cuts(axes: Axes, found: Stages, rows: list[Row]) -> None:
             axes.vlines(
                 layer - 0.5, min(lines), max(lines) + 1, color=INK, linewidth=1, linestyle="--"
             )
-    ends = f"word until {cuts.until}, end from {'nowhere' if cuts.since is None else cuts.since}"
+    end = "none at the end" if cuts.since is None else f"end from {cuts.since}"
+    ends = f"word until {cuts.until}, {end}"
     axes.text(1, -0.02, f"dashed: {ends}", transform=axes.transAxes, ha="right", va="top",
               size=LETTERS * PIXEL, color=GREY,
               position=(1, -30 / (HIGH * len(rows))))  # fmt: skip
