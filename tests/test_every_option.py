@@ -11,7 +11,10 @@ import pytest
 import torch
 
 import bilens
+from bilens.analyses import built_in, find_analysis
 from bilens.cli import COMMANDS, commands_of, main
+from bilens.cli.commands import read_words
+from bilens.cli.readings import command_line
 from bilens.convert import save_model
 from tests.command_line import in_json, work_beside, write_sources
 from tests.families import tiny
@@ -188,6 +191,19 @@ def test_no_number_of_a_record_is_a_text(name, sources, tmp_path, monkeypatch, c
     # Of digits, a class is named by its number.
     texts = texts_of({key: value for key, value in record.items() if key != "class_names"})
     assert not [text for text in texts if re.search(r"\d", text) and ONLY_NUMBERS.fullmatch(text)]
+
+
+@pytest.mark.parametrize("name", [name for name in RUNS if name.split()[0] in built_in()])
+def test_the_command_on_a_page_is_read_as_it_was(name):
+    command, *words = RUNS[name][0]
+    entry, commands = find_analysis(command), commands_of(command)
+    words += ["--undo", "1", "2"] if command == "diff" else []  # several values
+    settings = read_words(commands, "bilens", words).keywords
+    line = shlex.split(command_line(entry, settings["model"], settings))
+    assert line[:2] == ["bilens", command]
+    again = read_words(commands, "bilens", line[2:]).keywords
+    names = [option.name for option in entry.options]
+    assert [again[name] for name in names] == [settings[name] for name in names]
 
 
 def test_no_option_is_forgotten():

@@ -17,6 +17,7 @@ from bilens.analysis import Analysis, Option, Reading
 from bilens.cli.commands import Command
 from bilens.cli.console import DEVICE_HELP, ModelName, check_own, choose_device, out, show_table
 from bilens.errors import BilensError
+from bilens.options import Positional
 from bilens.sections import ContextLine, ContextList, Table, fact_text, signed
 from bilens.settings import Between
 
@@ -166,9 +167,10 @@ def command_line(entry: Analysis, model: str, settings: Mapping[str, Any]) -> st
         value = settings.get(option.name, option.default)
         if value == option.default:
             continue
-        words.append(f"--{option.name.replace('_', '-')}")
+        if option.type is not Positional:
+            words.append(f"--{option.name.replace('_', '-')}")
         values = value if isinstance(value, list | tuple) else (value,)
-        words += [] if value is True else [",".join(map(str, values))]
+        words += [] if value is True else map(str, values)
     return shlex.join(words)
 
 
