@@ -84,7 +84,6 @@ CLASSIFIERS = {
     ],
     r"labels is .* \(3,\).* beside x \(360, 64\)": lambda: truncation_curve(BATCH, X, LABELS[:3]),
     "labels holds -1 to": lambda: truncation_curve(BATCH, X, LABELS - 1),
-    "logits holds NaN": lambda: truncation_curve(BATCH, X / 0, LABELS),
     "labels is empty": lambda: truncation_curve(BATCH, X[:0], LABELS[:0]),
     r"x is a tensor of shape \(2, 64\)": lambda: explain(BATCH, X[:2]),
     "n_classes=-1, expected a whole number, at least 1": lambda: explain(BATCH, X[0], n_classes=-1),
@@ -94,6 +93,7 @@ CLASSIFIERS = {
     "x holds NaN": [
         lambda: explain(BATCH, X[0] * torch.nan),
         lambda: top_inputs(BATCH, X * torch.nan),
+        lambda: truncation_curve(BATCH, X / 0, LABELS),
     ],
     "basis='PIXELS', expected one of model, pix": lambda: read_classifier(SMALL, DATA, "PIXELS"),
     r"model is .*Linear, expected TensorChain": [

@@ -187,7 +187,7 @@ def _answers_apart(model: ResidualModel, question: Question) -> list[tuple[Quest
 
 @checked
 @contextmanager
-def patched(model: ResidualModel, parts: Sequence[str], against: str) -> Iterator[None]:
+def patched(model: ResidualModel, parts: Sequence[str], against: str | Tensor) -> Iterator[None]:
     """Let parts have their values of another text in every pass of this block.
 
         with patched(model, ["head.26.0@4"], "The key to the cabinet"):
@@ -200,8 +200,8 @@ def patched(model: ResidualModel, parts: Sequence[str], against: str) -> Iterato
     Args:
         model: any.
         parts: addresses of heads, MLPs and experts, with or without a position, or of choices.
-        against: the other text; the first text has at least as many tokens, and a shorter one
-            stays as it is.
+        against: the other text, or its token ids; the first text has at least as many tokens, and
+            a shorter one stays as it is.
 
     Raises:
         BilensError: an address is not one of the model, or its position is not in the other text.
