@@ -3,7 +3,8 @@
 Of one bilinear layer the radius is exact (`bilens.certify`). Measured: whether answers change at
 1.001 of it and not at 0.999, whether attacks inside it ever succeed, what training does to it, for
 how many pictures a cut model answers as the model within a radius, how far the range of pixels
-moves the nearest picture, and from which depth on the layer-wise bound says nothing. PNVerification
+moves the nearest picture, and from which depth on the layer-wise bound says nothing. Of texts, how
+little a list of skip-trigrams proves (`experiments.every_text`). PNVerification
 (arXiv 2209.07235) needs 5.6 s for a picture and a pair of classes, by branch and bound, on other
 networks and another machine; its README has the number.
 
@@ -23,6 +24,7 @@ from bilens.data import ImageData
 from bilens.images import CertifiedRadii, box_bounds, certify, proved_agreement
 from bilens.nn import ImageClassifier
 from bilens.train import ClassifierTraining
+from experiments import every_text
 from experiments.context import Outcome, RecipeContext
 from experiments.results import Row
 
@@ -62,6 +64,7 @@ def run(context: RecipeContext) -> Outcome:
         accuracy = fmean(len(reading.right) / len(reading.labels) for reading in radii)
         rows.append(Row.of(f"median radius, trained with {name}", medians[name]))
         numbers[name] = {"median radii": medians[name], "accuracy": accuracy}
+    rows += every_text.text_rows(context)
     settings = {
         "epochs": epochs,
         "pictures attacked": ATTACKED,
@@ -70,6 +73,8 @@ def run(context: RecipeContext) -> Outcome:
         "shares of the radius": [0.999, 1.001],
         "eigenvectors": list(RANKS),
         "radii": list(RADII),
+        "words, places, width and heads of the model of texts": every_text.SIZES,
+        "skip-trigrams": list(every_text.LISTED),
     }
     return Outcome(numbers, rows=rows, settings=settings)
 
