@@ -3,31 +3,16 @@
 Do not edit the pages: numbers are of the files of `results/`, claims of `docs/sources.tsv`.
 """
 
-import csv
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from experiments.claims import beside_of, claims, row_of, shown, verdict
 from experiments.results import load_results
+from experiments.verdicts import numbers_of_source
 
-from experiments import verdicts
-
-__all__ = [
-    "DOCUMENTS",
-    "GROUPS",
-    "KINDS",
-    "OF_THE_PROJECT",
-    "beside_of",
-    "claims",
-    "page",
-    "row_of",
-    "short",
-    "shown",
-    "sources_page",
-    "verdict",
-]
+__all__ = ["DOCUMENTS", "GROUPS", "KINDS", "OF_THE_PROJECT", "page", "short", "sources_page"]
 
 DOCS = Path(__file__).parent
 GROUPS = {
@@ -101,24 +86,11 @@ def page(results: Mapping[str, Mapping[str, Any]]) -> str:
     return "\n".join(parts)
 
 
-def shown(value: float | None, low: float | None = None, high: float | None = None) -> str:
-    """Return a number with the digits that its interval leaves, of four places without one."""
-    known = [number for number in (value, low, high) if number is not None]
-    if value is None:
-        return ""
-    if all(number == int(number) for number in known):
-        return f"{int(value):,}"
-    if low is None or high is None or low == high:
-        return f"{value:.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
-    digits = max(0, min(4, 1 - math.floor(math.log10(high - low))))
-    return f"{value:,.{digits}f}"
-
-
 def _verdicts(name: str, results: Mapping[str, Any]) -> dict[str, str]:
     """Return the verdict on each row of a file whose source's number is a claim."""
     found = {}
     for claim in claims():
-        if claim["file"] == name and verdicts.numbers_of_source(claim["source"]):
+        if claim["file"] == name and numbers_of_source(claim["source"]):
             found[claim["row"]] = verdict(claim, results)
     return found
 
@@ -184,18 +156,6 @@ def _cells(row: Mapping[str, Any], together: Sequence[str]) -> dict[str, str]:
     }
 
 
-def claims() -> list[dict[str, str]]:
-    """Return the rows of the table of claims."""
-    with (DOCS / "sources.tsv").open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
-
-
-def row_of(claim: Mapping[str, str], results: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the row of results that a claim names."""
-    (row,) = (row for row in results[claim["file"]]["rows"] if row["claim"] == claim["row"])
-    return row
-
-
 def sources_page(results: Mapping[str, Any]) -> str:
     """Return the page of the sources' claims as Markdown."""
     parts = [CLAIMS_INTRODUCTION]
@@ -206,33 +166,6 @@ def sources_page(results: Mapping[str, Any]) -> str:
                 lines.append("|".join(_claimed(claim, results)) + "|")
         parts.append("\n".join(lines) + "\n")
     return "\n".join(parts)
-
-
-def beside_of(
-    claim: Mapping[str, str], results: Mapping[str, Any]
-) -> tuple[str, float, float, float] | None:
-    """Return the name, value and ends of what a claim's number stands beside, if anything.
-
-    It is a baseline of the row, or another row of the file.
-    """
-    name, row = claim["beside"], row_of(claim, results)
-    if not name:
-        return None
-    if name in row["baselines"]:
-        value = row["baselines"][name]
-        return name, value, value, value
-    other = row_of({**claim, "row": name}, results)
-    value = other["value"]
-    low, high = (value if other[end] is None else other[end] for end in ("low", "high"))
-    return name, value, low, high
-
-
-def verdict(claim: Mapping[str, str], results: Mapping[str, Any]) -> str:
-    """Return whether a claim that has a number held; "" without a number of the source."""
-    if not claim["source"]:
-        return ""
-    beside = beside_of(claim, results)
-    return verdicts.held(claim["source"], row_of(claim, results), beside and beside[2:])
 
 
 def _claimed(claim: Mapping[str, str], results: Mapping[str, Any]) -> tuple[str, ...]:

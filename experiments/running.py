@@ -11,6 +11,7 @@ from bilens import BilensError
 from bilens.analysis import ContextList, Section, Table
 from bilens.pages import write_page
 from experiments import results
+from experiments.claims import table_of
 from experiments.context import RecipeContext
 
 __all__ = ["RecipeContext", "run_recipe"]
@@ -44,14 +45,16 @@ def run_recipe(
         + ("GPU" if torch.cuda.is_available() else "no GPU"),
         "torch": torch.__version__,
     }
-    record = {**about, **outcome.numbers}
+    measured = table_of(name, outcome.rows)
+    record = {**about, **outcome.numbers, "rows": measured.to_dict("records")}
     output.mkdir(parents=True, exist_ok=True)
     results.write_json(output / f"{name}.json", record)
     title, _, text = (recipe.__doc__ or name).strip().partition("\n")
     rows = [[figure] for figure in outcome.figures.values()]
     facts = [(key, str(value)) for key, value in about.items()]
     sections = [Section("Figures", rows=rows)] if rows else []
-    tables = [part for part in outcome.parts if isinstance(part, Table)]
+    tables = [Table(measured, "Rows")] if len(measured) else []
+    tables += [part for part in outcome.parts if isinstance(part, Table)]
     texts = [[part] for part in outcome.parts if isinstance(part, ContextList)]
     sections += [Section("Tables", rows=[tables])] if tables else []
     sections += [Section("Contexts", rows=texts)] if texts else []

@@ -4,7 +4,9 @@ from functools import partial
 from importlib import import_module
 
 import pytest
-from experiments.results import FIGURE, values_of
+from experiments.claims import claims, table_of
+from experiments.results import FIGURE, Row, values_of
+from experiments.verdicts import numbers_of_source
 
 import experiments
 from bilens.cli import main, running
@@ -77,7 +79,7 @@ SEEDED = (
 
 
 @pytest.mark.usefixtures("folder")
-def test_a_recipe_writes_its_rows_and_says_its_seeds(tmp_path, monkeypatch, folder):
+def test_a_recipe_writes_its_rows_and_says_its_seeds(tmp_path, monkeypatch, folder, capsys):
     (folder / "seeded.py").write_text(SEEDED)
     monkeypatch.setattr(results, "_git", lambda *words: "" if words[0] == "status" else "01ab\n")
     monkeypatch.setattr(results, "Recording", partial(results.Recording, tmp_path))
@@ -88,6 +90,10 @@ def test_a_recipe_writes_its_rows_and_says_its_seeds(tmp_path, monkeypatch, fold
     assert result["title"] == "Nothing: a recipe that says where it runs"
     assert (result["seeds"], result["settings"]) == ([7, 8, 9], {"scale": "small"})
     assert (result["rows"][0]["value"], result["rows"][0]["n"]) == (3, 7)
+    header, row = capsys.readouterr().out.splitlines()[:2]
+    assert header.split() == ["claim", "number", "low…high", "beside", "source", "held"]
+    assert row.split() == ["seeds", "3"]
+    assert ">seeds</td>" in (tmp_path / "output" / "seeded.html").read_text()
     main([*command, "--scale", "paper"])
     result = read_json(tmp_path / "seeded.json")
     assert result["command"] == "bilens reproduce seeded --scale paper --write"
@@ -110,3 +116,14 @@ def test_unknown_recipes_and_seeds_without_effect_are_refused(
     if words[0] == "twins":
         (folder / "twins.py").write_text(f"{RECIPE}SEEDS, LEAST_SEEDS = (2, 2), 2\n")
     assert text in refusal(capsys, "reproduce", *words, "--output", tmp_path)
+
+
+def test_a_row_stands_beside_the_number_of_the_source():
+    """The claim's number, its verdict, and what the recipe noted where there is no claim."""
+    claim = next(x for x in claims() if x["kind"] == "number" and x["source"] and not x["beside"])
+    (number,) = numbers_of_source(claim["source"].split(" to ")[0])
+    rows = [Row(claim["row"], number), Row(claim["row"] + "?", 1, held=False)]
+    table = table_of(claim["file"], rows)
+    assert table["source"].tolist() == [claim["source"], ""]
+    assert table["held"].tolist() == ["yes", "no"]
+    assert table_of("another", rows[:1])["source"].tolist() == [""]

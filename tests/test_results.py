@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from benchmarks import people, right
 from docs import results, tables
-from docs.results import GROUPS, OF_THE_PROJECT, short, shown
+from docs.results import GROUPS, OF_THE_PROJECT, short
+from experiments.claims import shown
 from experiments.fig5 import FEW, KINDS, measure
 from experiments.results import check, load_results, numbers_of, values_of
 from experiments.stale import OF_README
@@ -21,7 +22,7 @@ from scipy import stats
 from bilens.data import load_images
 from bilens.nn import ClassifierConfig
 from bilens.train import ClassifierTraining, train_classifier
-from experiments import verdicts
+from experiments import claims, verdicts
 
 ROOT = Path(__file__).parents[1]
 RESULTS = load_results()
@@ -161,12 +162,12 @@ def test_a_claim_is_short_where_the_one_above_says_the_rest():
     assert short(claims) == ["a: x", "… y", "b: …", "c", "c", "b: y"]
 
 
-@pytest.mark.parametrize("claim", results.claims(), ids=lambda claim: claim["claim"])
+@pytest.mark.parametrize("claim", claims.claims(), ids=lambda claim: claim["claim"])
 def test_a_claim_of_a_source_has_a_number_a_test_or_a_reason(claim):
     assert claim["document"] in results.DOCUMENTS
     assert claim["kind"] in results.KINDS
     if claim["kind"] == "number":
-        row, held = results.row_of(claim, RESULTS), results.verdict(claim, RESULTS)
+        row, held = claims.row_of(claim, RESULTS), claims.verdict(claim, RESULTS)
         if claim["source"]:
             assert held in ("yes", "no", "cannot tell")
         numbers = verdicts.numbers_of_source(claim["source"])

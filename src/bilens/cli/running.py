@@ -373,6 +373,7 @@ def reproduce(
     running = importlib.import_module("experiments.running")
     context = running.RecipeContext(scale, output / "models", data_dir, seeds, seed)
     record: dict[str, Any] = running.run_recipe(recipe, context, output, write=write)
-    out.print_json(data=record)
-    out.print(f"page: {output / recipe}.html")
+    if rows := record["rows"]:
+        show_table(list(rows[0]), [list(row.values()) for row in rows])
+    out.print(f"page: {output / recipe}.html, numbers: {output / recipe}.json")
     return record
