@@ -3,12 +3,14 @@
 from dataclasses import replace
 
 import numpy as np
+import pytest
 import torch
 from PIL import Image, ImageDraw
 from tests.models import digit_model, digits
 
 from bilens.data import fit_drawing
-from bilens.data.images import ink_of
+from bilens.data.images import ink_of, read_picture
+from bilens.errors import DataError
 
 
 def stroke(paper: str = "white", pen: str = "black") -> Image.Image:
@@ -52,3 +54,33 @@ def test_mnist_is_framed_by_its_own_rule():
     rows, columns = torch.where(fit_drawing(ink_of(stroke()), data).reshape(28, 28) > 0.25)
     assert rows.max() - rows.min() + 1 == 20
     assert all(abs(float(places.double().mean()) - 13.5) <= 1 for places in (rows, columns))
+
+
+def test_a_picture_of_a_file_is_an_input(tmp_path):
+    """As it is if it has the size of the data's, and as a drawing otherwise."""
+    data = digits()
+    small = Image.fromarray((255 * data.test_images[3].reshape(8, 8).numpy()).astype(np.uint8))
+    for name, picture in (("small.png", small), ("drawing.png", stroke())):
+        picture.save(tmp_path / name)
+    x = read_picture(tmp_path / "small.png", data)
+    assert torch.allclose(x, data.test_images[3], atol=1 / 255)
+    drawn = read_picture(tmp_path / "drawing.png", data)
+    assert torch.equal(drawn, fit_drawing(ink_of(stroke()), data))
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "cannot be read as a picture"),
+        (b"no picture", "cannot be read as a picture"),
+        (b"version https://git-lfs.github.com/spec/v1", "git lfs pull"),
+        (None, "does not exist"),
+    ],
+)
+def test_a_file_without_a_picture_is_refused_by_name(tmp_path, content, words):
+    path = tmp_path / "picture.png"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(DataError, match=words) as raised:
+        read_picture(path, digits())
+    assert "picture.png" in str(raised.value)

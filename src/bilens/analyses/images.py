@@ -42,18 +42,20 @@ def explain(
     model: "tensor.TensorChain",
     data: "of_data.ImageData",
     *,
-    image: int = 0,
+    image: int | str = 0,
     n_classes: Count = 3,
     k: Count = 5,
 ) -> Reading:
     """Split the highest logits of an image into the activations of eigenvectors.
 
         bilens explain runs/mnist --image 7
+        bilens explain runs/mnist --image drawing.png
 
     Args:
         model: a classifier of one layer.
         data: images that the model was trained on.
-        image: number of a test image.
+        image: number of a test image, or the file of a picture. One of another size than the data's
+            is scaled and centred as a drawing.
         n_classes: number of logits, the highest first.
         k: number of eigenvectors of each.
     """

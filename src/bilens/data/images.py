@@ -422,6 +422,31 @@ def grey_levels(picture: Image.Image) -> Float[np.ndarray, "height width"]:
     return levels
 
 
+def read_picture(path: str | Path, data: ImageData) -> Float[Tensor, " pixels"]:
+    """Return a picture of a file as an input of a model that was trained on a data set, (pixels).
+
+    A picture of the size of the data's is taken as it is, in grey. Any other is taken as a drawing,
+    scaled and centred as the data's images are (`fit_drawing`).
+
+    Raises:
+        DataError: the file is missing, or holds no picture that can be read.
+    """
+    if not Path(path).is_file():
+        raise DataError(
+            f"image={str(path)!r} does not exist; expected the file of a picture, or the number of "
+            "a test image"
+        )
+    try:
+        with Image.open(path) as picture:
+            levels = grey_levels(picture)
+            if levels.shape == data.shape:
+                return torch.from_numpy(levels).flatten()
+            return fit_drawing(ink_of(picture), data)
+    except UNREADABLE as error:
+        check_downloaded(Path(path), "a picture", DataError)
+        raise DataError(f"image={str(path)!r} cannot be read as a picture: {error}") from error
+
+
 def _read_hub(name: str, repository: str, class_names: tuple[str, ...] | None) -> ImageData:
     """Load the splits train and test of a data set with labelled images."""
     arrays: list[np.ndarray] = []

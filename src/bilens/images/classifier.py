@@ -10,6 +10,7 @@ from torch import Tensor
 from bilens.analysis import Reading
 from bilens.checks import check_count, check_finite, check_index, check_labels, checked, detached
 from bilens.data import ImageData
+from bilens.data.images import read_picture
 from bilens.errors import BilensError
 from bilens.images import chain
 from bilens.images.chain import predict
@@ -261,7 +262,7 @@ def attack(
 def read_explanation(
     model: TensorChain,
     data: ImageData,
-    image: int | Float[Tensor, " n_in"] = 0,
+    image: int | str | Float[Tensor, " n_in"] = 0,
     n_classes: Count = 3,
     k: Count = 5,
 ) -> Explanation:
@@ -270,7 +271,8 @@ def read_explanation(
     Args:
         model: a classifier of one layer.
         data: images that the model was trained on.
-        image: number of a test image, or the pixels of one.
+        image: number of a test image, the file of a picture (`bilens.data.images.read_picture`), or
+            the pixels of one.
         n_classes: number of logits, the highest first.
         k: number of eigenvectors of each.
 
@@ -280,6 +282,8 @@ def read_explanation(
     """
     if isinstance(image, int):
         image = data.test_images[check_index("image", image, len(data.test_images))]
+    elif isinstance(image, str):
+        image = read_picture(image, data)
     spectrum = class_spectra(model)
     chain.check_reproduces(model, chain.input_tensors(model), data)
     split = explain(spectrum, image.to(spectrum.vectors.device), n_classes, k)
