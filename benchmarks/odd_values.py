@@ -218,7 +218,7 @@ class World:
                 "base": view,
                 "tuned": self.edited(),
                 "text": ids,
-                "token": asked["token"],
+                "token": 1,
                 "against": ids.flip(0),
             },
             "measure": {"model": view, "flow": one_flow, "nodes": one_flow.strongest(2)},

@@ -24,6 +24,7 @@ from tests.explore.test_visitors import (
 
 SPELLED, FORMS = "flows/test_spelling", "flows/test_forms"
 TABLES, ODD, EVERY = "test_question_files", "data/test_odd_files", "test_every_model"
+PRECISION, CALLS = "flows/test_precision", "flows/test_calls"
 CUTS, STAGES, RECIPES = "images/test_bonds", "circuits/test_stages", "experiments/test_recipes"
 Tests = tuple[tuple[str, ...], ...]
 """Each is a file and functions in it; all of the file without any."""
@@ -38,22 +39,27 @@ ROWS: dict[str, Tests] = {
         (CUTS, "looking_often_costs_no_confidence"),
     ),
     "2.6": (("train/test_refusals",), ("test_before_data",)),
-    "2.7": (),
-    "2.8": (),
-    "2.9": (),
+    "2.7": (
+        (PRECISION, "what_is_read_wrongly_is_refused_in_every_type"),
+        (PRECISION, "a_family_that_is_described_wrongly_is_refused_in_every_type"),
+    ),
+    "2.8": ((PRECISION, "only_experts_that_run_are_widened_once_each_way"),),
+    "2.9": ((PRECISION, "no_pass_widens_a_table"),),
     "2.10": (),
     "2.11": (),
-    "2.12": (),
+    "2.12": (("circuits/test_patching", "a_patch_in_a_padded_batch_is_that_of_the_text_alone"),),
     "2.12b": (("explore/test_space", "a_name_is_no_folder_of_this_name"),),
-    "2.13": (),
+    "2.13": ((PRECISION, "numbers_are_moved_to_the_cpu_before_they_are_double"),),
     "2.14": ((SPELLED, "the_likeliest_token_is_that_of_a_float32_copy"),),
     "2.15": ((TABLES, "columns_may_be_left_out_or_skipped"),),
     "2.16": ((SPELLED, "a_token_or_an_answer_that_is_given_twice_counts_once"),),
     "2.17": ((SPELLED, "a_node_that_is_given_twice_counts_once"),),
-    "2.18": (),
-    "2.19": (),
+    "2.18": ((PRECISION, "what_overflows_is_named"),),
+    "2.19": ((CALLS, "tiny_vocabularies_of_unknown_families_open"),),
     "2.20": (("test_cli", "whole_numbers_are_exact"),),
-    "2.21": (),
+    "2.21": (
+        ("circuits/test_circuit_search", "a_size_that_misses_the_bounds_and_is_taken_is_said"),
+    ),
     "2.22": ((SPELLED, "a_page_has_the_text_as_it_was_written"),),
     "2.23": ((SPELLED, "a_text_with_its_position_has_no_tokens_that_are_not_its_own"),),
     "2.24": ((SPELLED, "questions_are_equal_by_their_values"),),
@@ -65,31 +71,38 @@ ROWS: dict[str, Tests] = {
     "2.27": (("explore/test_model_pages", "several_tokens_have_commas_between_them"),),
     "2.28": (("test_before_data", "no_more_texts_are_made_than_are_used"),),
     # After public reports of other tools.
-    "3.1": (),
-    "3.2": (),
-    "3.3": (),
-    "3.4": (),
+    "3.1": ((CALLS, "each_call_is_the_models_own_or_refused_by_name_and_line"),),
+    "3.2": ((CALLS, "each_call_is_the_models_own_or_refused_by_name_and_line"),),
+    "3.3": ((CALLS, "each_call_is_the_models_own_or_refused_by_name_and_line"),),
+    "3.4": ((PRECISION, "what_passes_in_float64_passes_in_float32"),),
     "3.5": (
         (ODD, "a_column_is_the_only_one_of_its_kind_and_whole"),
         (ODD, "no_split_is_left_out_in_silence"),
     ),
-    "3.6": (),
-    "3.7": (),
-    "3.8": (),
-    "3.9": (),
+    "3.6": (
+        (CALLS, "models_that_run_without_a_gradient_are_read"),
+        (CALLS, "a_model_that_writes_into_its_buffers_is_refused_and_stays"),
+        (CALLS, "patches_of_residuals_in_place_are_those_of_sums"),
+    ),
+    "3.7": ((CALLS, "each_attention_is_the_models_own_or_refused_by_name_and_line"),),
+    "3.8": ((CALLS, "nodes_of_a_model_that_changes_the_stream_are_not_measured"),),
+    "3.9": ((CALLS, "each_call_is_the_models_own_or_refused_by_name_and_line"),),
     "3.10": (
         (ODD, "no_story_holds_the_end_of_one_and_none_is_lost"),
         (ODD, "what_systems_leave_in_a_folder_is_not_read"),
         (ODD, "texts_of_jsonl_are_kept_as_they_are"),
     ),
     "3.11": ((ODD, "tiffs_have_their_levels_or_are_refused"),),
-    "3.12": (),
+    "3.12": ((CALLS, "each_call_is_the_models_own_or_refused_by_name_and_line"),),
     "3.13": (("flows/test_kept",),),
     "3.14": (
         (TABLES, "columns_may_be_left_out_or_skipped"),
         (TABLES, "what_is_no_question_is_refused_with_its_line"),
     ),
-    "3.15": (),
+    "3.15": (
+        ("transformer/test_tokens", "padding_before_a_text_is_refused"),
+        ("transformer/test_tokens", "logits_after_padding_are_those_of_the_text_alone"),
+    ),
     "3, small: accents": ((ODD, "a_class_is_one_however_its_accents_are_stored"),),
     "3, small: tokens twice": ((SPELLED, "a_token_or_an_answer_that_is_given_twice_counts_once"),),
     # That new users met, by their number in their own list.
@@ -99,7 +112,11 @@ ROWS: dict[str, Tests] = {
     "4: users 9": (("test_cli", "what_does_not_share_its_work_refuses_several_processes"),),
     "4: users 11": ((EVERY, "every_command_reads_every_model_or_says_what_is_missing"),),
     "4: users 12": (("flows/test_summary", "a_run_is_measured_beside_its_own_log"),),
-    "4: users 13": (),
+    "4: users 13": (
+        ("test_tutorials", "the_first_cell_of_a_notebook_installs_what_exists"),
+        ("test_results", "every_number_of_readme_is_in_one_of_its_files"),
+        ("test_results", "every_number_beside_a_link_to_results_is_in_the_file_that_it_names"),
+    ),
     "4: one seed": (
         (f"{RECIPES}_case_study", "recipes_run_from_one_seed_or_say_why_not"),
         (f"{RECIPES}_single_layer", "recipes_run_from_one_seed_or_say_why_not"),

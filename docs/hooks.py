@@ -37,7 +37,11 @@ ROOM = re.compile(r"^::: (\S+)$", re.MULTILINE)
 COLAB = "https://colab.research.google.com/github/{}/blob/gh-pages/main/tutorials/{}.ipynb"
 """Address that opens a notebook of the site, which .github/workflows/docs.yml publishes."""
 
-INSTALL = "```python\n%pip install --quiet bilens\n```"
+INSTALL = {
+    True: '%pip install --quiet "bilens[all] @ git+https://github.com/{}"',
+    False: "# In a clone, once: pip install -e '.[all]'",
+}
+"""First cell of a notebook, by whether GitHub builds the site: bilens is in no package index."""
 
 
 def mathml(source: str, *_: Any, **__: Any) -> str:
@@ -85,7 +89,7 @@ def on_post_build(*, config: Any, **_: Any) -> None:
 def notebook_of(page: Path) -> NotebookNode:
     """Return a tutorial as a notebook with its texts and figures as outputs.
 
-    Its first cell installs bilens.
+    Its first cell installs bilens, or says how.
     """
     notebook = jupytext.read(page)
     outputs = json.loads(page.with_suffix(".json").read_text("utf-8"))
@@ -100,7 +104,9 @@ def notebook_of(page: Path) -> NotebookNode:
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
             cell.source = DRAWN.sub("", cell.source)
-    notebook.cells[1:1] = jupytext.reads(INSTALL, "md").cells
+    repository = os.environ.get("GITHUB_REPOSITORY", "")
+    install = INSTALL[bool(repository)].format(repository)
+    notebook.cells[1:1] = jupytext.reads(f"```python\n{install}\n```", "md").cells
     return notebook
 
 

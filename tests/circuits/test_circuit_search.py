@@ -115,6 +115,21 @@ def test_without_a_circuit_the_best_is_returned_and_the_answer_says_so(view, tem
     assert "No circuit of at most 60 restores 114% to 115% of the" in reading.facts()[0][1]
 
 
+def test_a_size_that_misses_the_bounds_and_is_taken_is_said(reading):
+    (answer,) = reading.answers
+    found = answer.circuit.found
+
+    def is_said(f):
+        sizes = {**found.sizes, int(found.mask.sum()): (f, f)}
+        circuit = replace(answer.circuit, found=replace(found, sizes=sizes, holds=True))
+        return "not within the" in reading.text(replace(answer, circuit=circuit))
+
+    least = reading.limits[0]
+    assert is_said(least - 0.04)
+    assert is_said(HIGHEST + 0.04)
+    assert not any(map(is_said, (least, 1.0, HIGHEST)))
+
+
 def test_the_curve_is_said():
     sizes = {1: (0.0, 0.05), 2: (0.4, 0.6), 4: (0.8, 0.9), 8: (1.0, 1.0)}
     said = "Fewer, on the questions that decide the size: 2 restore 0.50, 4 restore 0.85."

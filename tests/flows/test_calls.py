@@ -100,6 +100,10 @@ def in_inference_mode(_: Any, h: Tensor, __: Tensor) -> Tensor:
     return functional.silu(h)
 
 
+def quick_gelu(x: Tensor) -> Tensor:
+    return x * torch.sigmoid(1.702 * x)
+
+
 def in_autocast(s: Any, h: Tensor, x: Tensor) -> Tensor:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         return (functional.silu(gate(s, x)) + h).double()
@@ -218,6 +222,7 @@ OTHERS: dict[str, Call] = {
     "half within": lambda s, h, x: functional.silu(h.half()).double(),
     "checkpoint": lambda s, h, x: checkpoint(functional.silu, h, use_reentrant=False),
     "reentrant checkpoint": lambda s, h, x: checkpoint(functional.silu, h, use_reentrant=True),
+    "torch.jit.script": lambda s, h, x: torch.jit.script(quick_gelu)(h),
     "torch.vmap": lambda s, h, x: torch.vmap(functional.silu)(h),
     "time first": lambda s, h, x: functional.silu(h.transpose(0, 1)).transpose(0, 1),
     "time and columns first": lambda s, h, x: functional.silu(h.permute(2, 1, 0)).permute(2, 1, 0),

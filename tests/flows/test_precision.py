@@ -3,6 +3,7 @@
 import ast
 from copy import deepcopy
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import bilens
 from bilens.circuits import patch
 from bilens.errors import BilensError
-from bilens.flows import flow
+from bilens.flows import adjoints, audit, flow
 from bilens.flows.question import likely_answer
 from bilens.transformer import Pass, ResidualModel
+from bilens.transformer.families import FAMILIES
 from bilens.transformer.mixing import AttentionCall
 from tests.families import LIKE_LLAMA
 from tests.models import TOKENS
@@ -91,15 +93,32 @@ def scaled_scores(view, monkeypatch):
     monkeypatch.setattr(AttentionCall, "logs", wrong)
 
 
+def scaled_head(view, monkeypatch):
+    """Scale the output of one head."""
+    own, calls = adjoints._cut, count()
+    factors = torch.ones(32)
+    factors[:8] = 1.005
+
+    def cut(x, *others):
+        return own(x * factors if next(calls) == 0 else x, *others)
+
+    monkeypatch.setattr(adjoints, "_cut", cut)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, *NARROW])
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("wrong", [scaled_logits, scaled_scores])
+@pytest.mark.parametrize("wrong", [scaled_logits, scaled_scores, scaled_head])
 def test_what_is_read_wrongly_is_refused_in_every_type(wrong, seed, dtype, monkeypatch):
-    view = ResidualModel(made("llama", dtype, seed), TOKENS)
+    model = made("llama", dtype, seed)
+    with torch.no_grad():
+        # What the first head of the first layer moves.
+        model.model.layers[0].self_attn.o_proj.weight[:, :8] *= 0.01
+    view = ResidualModel(model, TOKENS)
     read = lambda: flow(view, FIRST, "t11", minus="t12", against=SECOND, ablate=0)  # noqa: E731
     read()
+    audit._compared.clear()
     wrong(view, monkeypatch)
-    with pytest.raises(BilensError, match="own number|no rule for what this call does"):
+    with pytest.raises(BilensError, match="own number|no rule for what this call|than alone"):
         read()
 
 
@@ -119,6 +138,38 @@ def test_what_passes_in_float64_passes_in_float32(target):
             second = first.clone()
             second[2] = (second[2] + 7) % vocab
             flow(view, first, int(token[0]), against=second, target=target, ablate=0)
+
+
+class SwappedForCausalLM(transformers.LlamaForCausalLM):
+    """A family that is described wrongly below: its gate is taken for the other factor."""
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, *NARROW])
+def test_a_family_that_is_described_wrongly_is_refused_in_every_type(dtype, monkeypatch):
+    swapped = replace(FAMILIES["LlamaForCausalLM"], gate="mlp.up_proj", up="mlp.gate_proj")
+    monkeypatch.setitem(FAMILIES, "SwappedForCausalLM", swapped)
+    model = SwappedForCausalLM(made("llama").config).to(dtype).eval()
+    with pytest.raises(BilensError, match="has the parts of an MLP but computes something else"):
+        ResidualModel(model, TOKENS)
+
+
+OVERFLOWING = {
+    "pass": lambda view: Pass.of(view, FIRST),
+    "flow": lambda view: flow(view, FIRST, "t11", against=SECOND),
+    "patch": lambda view: patch(view, FIRST, "t11", against=SECOND),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", OVERFLOWING)
+def test_what_overflows_is_named(name, dtype):
+    """NaN differs from itself: a stream that overflows is not one that the model changes."""
+    model = made("llama", dtype)
+    with torch.no_grad():
+        model.model.layers[0].mlp.up_proj.weight.mul_(1e30)
+        model.model.layers[0].mlp.down_proj.weight.mul_(1e30)
+    with pytest.raises(BilensError, match=r"NaN or infinite.* forward pass on this text overflows"):
+        OVERFLOWING[name](ResidualModel(model, TOKENS))
 
 
 class Widened(TorchDispatchMode):

@@ -127,6 +127,12 @@ class CircuitReading(Reading):
                 f"change. The best, {parts}, restores {_restored(measured)}"
             )
         sentences = [f"{text}."]
+        decided = found.sizes[int((found.mask & ~circuit.live).sum())]
+        mean = sum(decided) / len(decided)
+        if len(found.sizes) > 1 and circuit.holds and not keep - 1e-4 <= mean <= HIGHEST:
+            bounds = f"{keep:.0%} to {HIGHEST:.0%}"
+            sentences.append(f"On the questions that decide it is {mean:.1%}, not within the "
+                             f"{bounds} that were asked for.")  # fmt: skip
         worst = min(circuit.by_template.items(), key=lambda item: item[1].restored.value)
         if len(circuit.by_template) > 1 and len(found.sizes) > 1:
             share = f"{worst[1].restored.value:z.0%}"

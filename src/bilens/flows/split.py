@@ -163,7 +163,7 @@ def _adjoints(model: ResidualModel, questions: Sequence[Fitted]) -> Adjoints:
             positions=runs.positions,
             keep=_fits(model, runs.ids),
         )
-    check_pass(model, adjoints.logits, runs)
+    check_pass(model, adjoints, runs)
     _check_logits(model, adjoints, scores)
     return adjoints
 

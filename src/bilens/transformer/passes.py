@@ -576,10 +576,14 @@ def _recorded(
         written.append(first_output(output))
 
     def check(stream: Tensor) -> None:
-        """Raise unless a stream is what the layer before has written."""
-        if not written or not stream.isfinite().all():
-            return  # a check of logits names the overflow
-        if not torch.equal(written[-1].to(stream.device), stream):
+        """Raise unless a stream is finite, and what the layer before has written."""
+        if not stream.isfinite().all():
+            before = f"layer {len(written) - 1}" if written else "the embedding"
+            raise BilensError(
+                f"The stream after {before} is NaN or infinite: the forward pass on this text "
+                "overflows. Open the model with dtype=torch.float32, or train again"
+            )
+        if written and not torch.equal(written[-1].to(stream.device), stream):
             raise BilensError(
                 f"{type(model.model).__name__} changes the stream after layer {len(written) - 1}, "
                 "expected that the next layer reads it as it is; flows are available, changed "
