@@ -80,6 +80,12 @@ def run(context: RecipeContext) -> Outcome:
     return Outcome({}, rows=rows, settings=settings)
 
 
+def by_digit(model: ImageClassifier) -> list[Spectrum]:
+    """Return the spectrum of each logit."""
+    spectra = class_spectra(model)
+    return [spectra[label] for label in range(len(spectra.values))]
+
+
 def ends(spectrum: Spectrum, x: Tensor) -> tuple[Tensor, Tensor]:
     """Return the sizes of the activations of the most positive and most negative eigenvector."""
     values = spectrum.values
@@ -92,7 +98,7 @@ def negative_rows(models: Iterable[ImageClassifier], data: ImageData) -> list[Ro
     first, negative, away, own = (list[float]() for _ in range(4))
     for model in models:
         of_seed: list[list[float]] = []
-        for label, spectrum in enumerate(class_spectra(model)):
+        for label, spectrum in enumerate(by_digit(model)):
             positive, taken = ends(spectrum, data.test_images)
             true = data.test_labels == label
             centre = data.train_images[data.train_labels == label].mean(0)
@@ -132,12 +138,13 @@ def quadrant_row(context: RecipeContext, training: ClassifierTraining) -> Row:
     random = list[float]()
     generator = torch.Generator().manual_seed(0)
     for model in context.classifiers(data, training, context.seed_range(SEEDS)):
-        spectra = class_spectra(model)
+        spectra = by_digit(model)
         leading = torch.stack([s.vectors[s.values.topk(3).indices] for s in spectra])
+        vectors = torch.stack([s.vectors for s in spectra])
         filled.append(float(quarters(leading, data).mean()))
         # Random sums of eigenvectors have no reason to prefer a quarter.
-        weights = torch.randn(10, 3, spectra.vectors.shape[1], generator=generator)
-        random.append(float(quarters(weights @ spectra.vectors, data).mean()))
+        weights = torch.randn(len(spectra), 3, vectors.shape[1], generator=generator)
+        random.append(float(quarters(weights @ vectors, data).mean()))
     return Row.of_range(
         "digits in quarters: quarters that each of the first three positive eigenvectors fills",
         filled,
@@ -182,7 +189,7 @@ def together_row(models: Iterable[ImageClassifier], data: ImageData) -> Row:
     for model in models:
         of_digits = list[float]()
         of_random = list[float]()
-        for spectrum in class_spectra(model):
+        for spectrum in by_digit(model):
             strongest = spectrum.truncate(STRONGEST)
             turn = torch.linalg.qr(torch.randn(STRONGEST, STRONGEST, generator=generator))[0]
             overlaps = strongest.overlaps(data.test_images)
@@ -235,9 +242,9 @@ def read_row(models: Iterable[ImageClassifier], data: ImageData, name: str) -> R
     found, weights = list[float](), list[float]()
     for model in models:
         read = torch.linalg.qr(model.unembed.weight.T)[0]
-        out = model.layers[0](model.embed(data.test_images))
+        (tensor,) = [layer.tensor() for layer in model.layers]  # type: ignore[operator]
+        out = tensor(model.embed(data.test_images))
         found.append(float((out @ read).square().sum() / out.square().sum()))
-        (tensor,) = [layer.tensor() for layer in model.layers]
         # The Gram matrix of the symmetric tensor's outputs has its squares on the diagonal.
         gram = tensor.output_gram()
         weights.append(float(((gram @ read.double()) * read).sum() / gram.trace()))
