@@ -133,14 +133,14 @@ METADATA += (Tensor._is_view,)
 
 
 @contextmanager
-def wide_passes(model: nn.Module) -> Iterator[None]:
+def wide_passes(model: nn.Module, noise: torch.Generator | None = None) -> Iterator[None]:
     """Let passes of this thread compute in float32 with weights that are stored in 16 bits.
 
     Streams in 16 bits are rounded, and sums over their parts miss by per cents. The model is in
-    evaluation mode.
+    evaluation mode. With `noise` each weight is changed at random by as much as its last bit.
     """
     narrow = any(weight.dtype in NARROW for weight in model.parameters())
-    with evaluating(model), _WideWeights() if narrow else nullcontext():
+    with evaluating(model), _WideWeights(noise) if narrow else nullcontext():
         yield
 
 
@@ -149,6 +149,10 @@ class _WideWeights(TorchFunctionMode):
 
     Nor does one stay for the backward pass: what it needs of a weight is widened again there.
     """
+
+    def __init__(self, noise: torch.Generator | None = None) -> None:
+        super().__init__()
+        self.noise = noise
 
     def __torch_function__(
         self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
@@ -166,7 +170,7 @@ class _WideWeights(TorchFunctionMode):
                 return (_by_block if is_large else _by_group)(*args, **named)
         if function is functional.embedding:
             # Rows first: a whole table in float32 may be gigabytes.
-            return function(*args, **named).float()
+            return self._wide(function(*args, **named))
         if function in VIEWS:
             # Still a weight, which is widened where it is used: of a stack of experts only one.
             with torch.no_grad():
@@ -176,19 +180,26 @@ class _WideWeights(TorchFunctionMode):
                     nn.Parameter(x, requires_grad=False) for x in (parts if several else [parts])
                 ]
                 return tuple(kept) if several else kept[0]
-        return _widened(function, args, named)
+        return self._widened(function, args, named)
 
+    def _wide(self, weight: Tensor) -> Tensor:
+        """Return numbers of a weight in float32, with noise in their last bit if there is any."""
+        wide = weight.float()
+        if self.noise is None:
+            return wide
+        noise = torch.rand(wide.shape, generator=self.noise).to(wide.device)
+        return wide * (1 + torch.finfo(weight.dtype).eps * (noise - 0.5))
 
-def _widened(function: Any, args: Sequence[Any], named: dict[str, Any]) -> Any:
-    """Return the result of an operation whose weights in 16 bits are widened, here and backward."""
-    narrow = [value for value in (*args, *named.values()) if _is_narrow(value)]
-    copies = {id(weight): weight.float() for weight in narrow}
-    # Only weights are widened, as everything else follows from them: a model may round to 16 bits
-    # on purpose.
-    wide = [copies.get(id(value), value) for value in args]
-    wide_named = {name: copies.get(id(value), value) for name, value in named.items()}
-    with made_again([(copies[id(weight)], weight) for weight in narrow]):
-        return function(*wide, **wide_named)
+    def _widened(self, function: Any, args: Sequence[Any], named: dict[str, Any]) -> Any:
+        """Return the result of an operation whose weights in 16 bits are widened, and backward."""
+        narrow = [value for value in (*args, *named.values()) if _is_narrow(value)]
+        copies = {id(weight): self._wide(weight) for weight in narrow}
+        # Only weights are widened, as everything else follows from them: a model may round to 16
+        # bits on purpose.
+        wide = [copies.get(id(value), value) for value in args]
+        wide_named = {name: copies.get(id(value), value) for name, value in named.items()}
+        with made_again([(copies[id(weight)], weight) for weight in narrow]):
+            return function(*wide, **wide_named)
 
 
 def made_again(copies: Sequence[tuple[Tensor, Tensor]]) -> AbstractContextManager[None]:
