@@ -19,6 +19,7 @@ GROUPS = {
     "Images": [
         *("fig3", "fig4", "noises", "fig5", "bonds", "masks"),
         *("case_digits", "case_svd", "case_sae", "case_pairs", "modular", "small_layers"),
+        "cut_promise",
     ],
     "Language models": [
         *("stories", "story", "larger_story", "grammar", "compare", "anneal", "linear_gates"),
@@ -31,7 +32,7 @@ GROUPS = {
 }
 """Headings of the page, and the names of their files."""
 OF_THE_PROJECT = (
-    *("calls", "families", "help", "pages", "people", "right", "size"),
+    *("calls", "families", "help", "odd_values", "pages", "people", "right", "size"),
     "unseen_templates",
 )
 """Files that the page leaves out: about the project itself, or with a page of their own."""
