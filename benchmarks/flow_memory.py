@@ -54,7 +54,7 @@ def largest(tokens: int) -> None:
     other = ids.clone()
     other[tokens // 4] = 500
     start = time.process_time()
-    flow(model, ids, model.direction(5), against=other, ablate=0)
+    flow(model, ids, model.direction(5), against=other, labels=0)
     seconds = time.process_time() - start
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2
     print(peak, seconds)

@@ -63,7 +63,7 @@ def ratios(model: ResidualModel, length: int, turns: int) -> list[list[float]]:
     other[length // 4] = 500
     asked = partial(flow, model, ids, model.direction(TOKEN), against=other)
     calls: list[Callable[[], Any]] = [partial(both_ways, model, torch.stack([ids, other]))]
-    calls += [partial(asked, ablate=count) for count in (0, NODES)]
+    calls += [partial(asked, labels=count) for count in (0, NODES)]
     columns: list[list[float]] = [[], []]
     for _ in range(turns):
         passes, *of_flows = (spent(call) for call in calls)
@@ -76,7 +76,7 @@ def error(package: str) -> float:
     """Return by how much the flows of tokens miss the change of a logit, over the change."""
     model = bilens.load(gguf_file(package), dtype=torch.float32)
     assert isinstance(model, ResidualModel)
-    asked = partial(flow, model, TEXTS[0], " are", minus=" is", against=TEXTS[1], ablate=0)
+    asked = partial(flow, model, TEXTS[0], " are", minus=" is", against=TEXTS[1], labels=0)
     through = asked()
     return abs(float(through.embeddings.double().sum()) / through.value - 1)
 

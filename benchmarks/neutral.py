@@ -157,7 +157,7 @@ def of_neutral(model: ResidualModel, question: Question) -> Parts:
     """Return the flow of each part between a text and its neutral text."""
     ids = model.ids(question.text)
     against = neutral_rows(model, ids)
-    through = flow(model, ids, question.token, minus=question.minus, against=against, ablate=0)
+    through = flow(model, ids, question.token, minus=question.minus, against=against, labels=0)
     return torch.cat([through.heads.sum(-1), through.mlps.sum(-1)[:, None]], 1)
 
 

@@ -214,6 +214,8 @@ class World:
             "modular_addition": {"p": 5, "seed": 0},
             "train_tokenizer": {"texts": ["one two", "three"] * 3, "vocab_size": 60},
             "flow": {**both, "ablate": 2, "position": 4},
+            "lens": {"flow": one_flow, "node": one_flow.nodes[0]},
+            "read_lens": {"model": view, "text": ids, "against": ids.flip(0), "layers": 2},
             "diff": {
                 "base": view,
                 "tuned": self.edited(),

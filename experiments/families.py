@@ -425,6 +425,6 @@ def error_of_sum(model: Any) -> float:
         logits = [_logits(model, ids[None])[0] for ids in (text, against)]
     first, second = (float(row[20] - row[30]) for row in logits)
     view = ResidualModel(model, tokenizer)
-    through = flow(view, text, token, minus=minus, against=against, ablate=0)
+    through = flow(view, text, token, minus=minus, against=against, labels=0)
     total = float(through.embeddings.sum() + through.choices.sum())
     return abs(total - first + second) / abs(first - second)

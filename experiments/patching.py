@@ -75,7 +75,7 @@ def flows(model: ResidualModel, asked: Sequence[Question]) -> Tensor:
     """Return the contrastive flow of each head and MLP, (layers, heads + 1), the mean."""
     rows = []
     for one in asked:
-        through = flow(model, one.text, one.token, minus=one.minus, against=one.against, ablate=0)
+        through = flow(model, one.text, one.token, minus=one.minus, against=one.against, labels=0)
         rows.append(torch.cat([through.heads.sum(-1), through.mlps.sum(-1, keepdim=True)], 1))
     return torch.stack(rows).double().cpu().mean(0)
 

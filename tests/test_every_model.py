@@ -95,6 +95,8 @@ def questions(model: ResidualModel, name: str) -> list[Question]:
 # What each function is called with: the model, its name, and a folder.
 ASKED = {
     "flow": lambda m, name: flows.flow(m, *both(m, name)[0], **both(m, name)[1]),
+    "lens": lambda m, name: flows.lens(through(m, name), through(m, name).nodes[0]),
+    "read_lens": lambda m, name: flows.read_lens(m, texts_of(name)[0], layers=2),
     "diff": lambda m, name: flows.diff(m, *diff_of(name)),
     "adjoints_of": lambda m, name: flows.adjoints_of(m, questions(m, name)[:1]),
     "answered": lambda m, name: flows.answered(m, questions(m, name)),
@@ -197,7 +199,7 @@ def diff_of(name: str) -> tuple[ResidualModel, str, str, str]:
 @cache
 def through(model: ResidualModel, name: str) -> Any:
     (ids, token), options = both(model, name)
-    return flows.flow(model, ids, token, ablate=0, **options)
+    return flows.flow(model, ids, token, labels=0, **options)
 
 
 def patched(model: ResidualModel, name: str) -> None:
@@ -253,7 +255,7 @@ def test_every_function_reads_every_model_or_says_what_is_missing(function, name
 
 def texted(name: str) -> None:
     view = ResidualModel(opened(name).model, byte_tokenizer())
-    flows.flow(view, "abcd", "h", minus="s", against="axcd", ablate=0)
+    flows.flow(view, "abcd", "h", minus="s", against="axcd", labels=0)
 
 
 WORKS = {

@@ -65,6 +65,7 @@ OTHERS = {
     f"{OF_PRODUCTS} --against 't3 t9 t5'": OF_FLOW,
     f"{OF_PRODUCTS} --replace t4=t9": OF_FLOW,
     f"{OF_PRODUCTS} --mean --data long.txt": OF_FLOW.replace(" mean", ""),
+    "lens model --prompt 't3 t4 t5'": "prompt='t3 t4 t7' against='t3 t8 t5' layers=1 k=1",
     "diff model tuned --prompt 't3 t4 t5' --token t6": (
         "prompt='t3 t4 t7' token=t7 minus=t8 against='t3 t8 t5' target=probability undo=1 orders=1"
     ),

@@ -104,7 +104,7 @@ READ = {
 }
 
 VIEW = view_of(n_layers=2)
-FLOW = flow(VIEW, "t3 t4 t5", "t6", minus="t7", against="t3 t8 t5", ablate=0)
+FLOW = flow(VIEW, "t3 t4 t5", "t6", minus="t7", against="t3 t8 t5", labels=0)
 TASK = [FLOW.question, replace(FLOW.question, text="t4 t4 t5", against="t4 t8 t5")]
 
 

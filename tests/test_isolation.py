@@ -75,7 +75,7 @@ def directions(view):
 
 
 def removed(view):
-    flow = bilens.flow(view, TEXT, "t5", ablate=0)
+    flow = bilens.flow(view, TEXT, "t5", labels=0)
     nodes = [node for node in flow.nodes if node.is_removable]
     return numbers([remove(view, flow, [node]).actual for node in nodes[:3]])
 

@@ -83,7 +83,7 @@ def test_what_is_no_question_is_said(given, words):
 
 def test_a_model_is_opened_in_every_form(view, tmp_path):
     texts = "t3 t4 t5", "t6"
-    options = {"minus": "t7", "against": "t3 t8 t5", "ablate": 0}
+    options = {"minus": "t7", "against": "t3 t8 t5", "labels": 0}
     expected = flow(view, *texts, **options).value
     bilens.convert.save_model(tmp_path / "model", view.model, view.tokenizer)
     for model in (tmp_path / "model", str(tmp_path / "model")):
@@ -93,7 +93,7 @@ def test_a_model_is_opened_in_every_form(view, tmp_path):
         )
     ids = [view.ids(x) for x in (texts[0], options["against"])]
     numbers = view.token("t6"), view.token("t7")
-    bare = flow(view.model, ids[0], numbers[0], minus=numbers[1], against=ids[1], ablate=0)
+    bare = flow(view.model, ids[0], numbers[0], minus=numbers[1], against=ids[1], labels=0)
     assert bare.value == pytest.approx(expected)
     with pytest.raises(BilensError, match="model is a Linear, whose structure is not known"):
         flow(torch.nn.Linear(2, 2), ids[0], 3)

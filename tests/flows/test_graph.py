@@ -25,7 +25,7 @@ from tests.nightly import nightly
 
 @pytest.fixture(scope="module")
 def split_flow(biased):
-    return flow(biased, random_text(), DIRECTION, ablate=0)
+    return flow(biased, random_text(), DIRECTION, labels=0)
 
 
 def test_everything_holds_everything(split_flow):
@@ -83,7 +83,7 @@ def every_path(graph):
 
 def test_weights_of_all_paths_add_up_to_the_logit(biased):
     """The weight of an edge is that of all paths through it."""
-    small = flow(biased, random_text(2), DIRECTION, ablate=0)
+    small = flow(biased, random_text(2), DIRECTION, labels=0)
     full = small.graph(small.nodes_above(0))
     paths = every_path(full)
     assert len(paths) > 100

@@ -15,7 +15,7 @@ FIRST, SECOND = torch.tensor([3, 4, 5, 6]), torch.tensor([3, 8, 5, 6])
 
 
 def read(view, **options):
-    return flow(view, FIRST, "t6", minus="t7", against=SECOND, ablate=0, **options)
+    return flow(view, FIRST, "t6", minus="t7", against=SECOND, labels=0, **options)
 
 
 def tensors(value, seen):

@@ -31,7 +31,7 @@ def asked(logits):
 def test_effects_are_those_of_own_passes(name):
     view, texts = family_view(name), some_text()[:2, :8]
     with exact_norms():
-        result = flow(view, texts[0], DIRECTION, against=texts[1], ablate=0)
+        result = flow(view, texts[0], DIRECTION, against=texts[1], labels=0)
         heads, mlps = nodes_of(result, kind="head"), nodes_of(result, kind="mlp")
         if name == "own-mixed":  # later heads mix values of the first layer, too
             heads = [node for node in heads if node.layer == 0]
@@ -55,7 +55,7 @@ def test_effects_are_those_of_own_passes(name):
 @pytest.mark.parametrize("against", ["neutral", TWO[1]])
 def test_what_only_the_unembedding_reads_changes_the_logit_by_its_flow(scale, against):
     view = view_of(**STRAIGHT)
-    result = flow(view, TWO[0], DIRECTION, against=against, ablate=0)
+    result = flow(view, TWO[0], DIRECTION, against=against, labels=0)
     last = nodes_of(result, kind="mlp", layer=1, position=len(TWO[0]) - 1)
     (effect,) = measure(view, result, last, scale=scale)
     assert effect.actual == pytest.approx(effect.predicted, abs=1e-12)
@@ -65,7 +65,7 @@ def test_what_only_the_unembedding_reads_changes_the_logit_by_its_flow(scale, ag
 @pytest.mark.parametrize("against", ["neutral", TWO[1]])
 def test_no_node_has_no_effect(against):
     view = view_of(**STRAIGHT)
-    assert measure(view, flow(view, TWO[0], DIRECTION, against=against, ablate=0), []) == []
+    assert measure(view, flow(view, TWO[0], DIRECTION, against=against, labels=0), []) == []
     assert Pass.of(view, TWO).changed([]).shape == (0, *TWO.shape, view.d_model)
 
 
@@ -75,7 +75,7 @@ def test_a_head_of_one_position_has_the_effect_of_its_patch(name):
     if view.layer(0).heads.out_norm is not None:
         pytest.skip("a norm after the heads mixes them")
     with exact_norms():
-        flows = flow(view, first, DIRECTION, position=0, against=second, ablate=0)
+        flows = flow(view, first, DIRECTION, position=0, against=second, labels=0)
         patched = patch(view, first, DIRECTION, position=0, against=second)
         for head in range(view.n_heads):
             (node,) = nodes_of(flows, kind="head", layer=1, number=head)
@@ -89,7 +89,7 @@ def test_all_tokens_removed_together_leave_no_change(name):
     """Runs of both texts exchange all of their tokens; the flow of the group counts once."""
     view, (first, second) = family_view(name), some_text()[:2]
     with exact_norms():
-        flows = flow(view, first, DIRECTION, against=second, ablate=0)
+        flows = flow(view, first, DIRECTION, against=second, labels=0)
         result = remove(view, flows, nodes_of(flows, kind="token"))
     assert result.actual == pytest.approx(-flows.value, rel=1e-5)
     assert result.predicted == pytest.approx(-flows.value, rel=1e-5)
@@ -100,7 +100,7 @@ def test_parts_exchanged_together_are_those_of_patches_and_leave_no_change_at_la
     view, (first, second) = family_view(name), some_text()[:2].clone()
     second[-1] = first[-1]
     with exact_norms():
-        flows = flow(view, first, DIRECTION, against=second, ablate=0)
+        flows = flow(view, first, DIRECTION, against=second, labels=0)
         patched = patch(view, first, DIRECTION, against=second)
         places, everything = range(len(first)), []
         for part in all_parts(view):
@@ -117,7 +117,7 @@ def test_parts_exchanged_together_are_those_of_patches_and_leave_no_change_at_la
 
 
 def test_what_cannot_be_removed_is_said(biased):
-    result = flow(biased, TWO[0], DIRECTION, ablate=0)
+    result = flow(biased, TWO[0], DIRECTION, labels=0)
     for call in (measure, remove):
         with pytest.raises(BilensError, match="the logit .* is no part that can be removed"):
             call(biased, result, [result.output])

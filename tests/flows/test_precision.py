@@ -59,13 +59,13 @@ def readings(model):
     """Return the numbers of a model's readings, each with the flow's checks."""
     view = ResidualModel(model, TOKENS)
     options = {"minus": "t12", "against": SECOND}
-    through = flow(view, FIRST, "t11", **options)
-    likely = flow(view, FIRST, "t11", target="log-probability", against=SECOND, ablate=0)
-    one = flow(view, FIRST, "t11", ablate=0)
+    through = flow(view, FIRST, "t11", **options, ablate=20)
+    likely = flow(view, FIRST, "t11", target="log-probability", against=SECOND, labels=0)
+    one = flow(view, FIRST, "t11", labels=0)
     return {
         "logits": view.logits(FIRST[None]),
         "flow": through.heads,
-        "measured": torch.tensor([node.measured for node in through.named]),
+        "measured": torch.tensor([x.measured for x in through.nodes if x.measured is not None]),
         "log-probability": torch.tensor(likely.values),
         "one text": one.mlps,
         "patch": patch(view, FIRST, "t11", **options).noising,
@@ -114,7 +114,7 @@ def test_what_is_read_wrongly_is_refused_in_every_type(wrong, seed, dtype, monke
         # What the first head of the first layer moves.
         model.model.layers[0].self_attn.o_proj.weight[:, :8] *= 0.01
     view = ResidualModel(model, TOKENS)
-    read = lambda: flow(view, FIRST, "t11", minus="t12", against=SECOND, ablate=0)  # noqa: E731
+    read = lambda: flow(view, FIRST, "t11", minus="t12", against=SECOND, labels=0)  # noqa: E731
     read()
     audit._compared.clear()
     wrong(view, monkeypatch)
@@ -137,7 +137,7 @@ def test_what_passes_in_float64_passes_in_float32(target):
             first, token = torch.randint(2, vocab, (2, 6), generator=generator)
             second = first.clone()
             second[2] = (second[2] + 7) % vocab
-            flow(view, first, int(token[0]), against=second, target=target, ablate=0)
+            flow(view, first, int(token[0]), against=second, target=target, labels=0)
 
 
 class SwappedForCausalLM(transformers.LlamaForCausalLM):
@@ -210,9 +210,9 @@ def test_only_experts_that_run_are_widened_once_each_way():
     each = sum(weight[0].numel() for weight in experts.parameters())
     rest = sum(p.numel() for name, p in model.named_parameters() if "experts" not in name)
     # A first flow compares its pass with the model's own, once.
-    flow(view, first, view.direction(5), against=second, ablate=0)
+    flow(view, first, view.direction(5), against=second, labels=0)
     with Widened() as widened:
-        flow(view, first, view.direction(5), against=second, ablate=0)
+        flow(view, first, view.direction(5), against=second, labels=0)
     assert widened.count <= 3 * (len(used) * each + rest)
     with Widened() as widened:
         Pass.of(view, first)
@@ -228,7 +228,7 @@ def test_no_pass_widens_a_table():
     assert widened.largest < 1e5
     table = view.modules.embed.module.weight
     with Widened() as widened:
-        flow(view, FIRST, 11, against=SECOND, target="probability", ablate=0)
+        flow(view, FIRST, 11, against=SECOND, target="probability", labels=0)
     # The logits themselves, and blocks of the table.
     assert widened.largest < 2 * table.nbytes
 

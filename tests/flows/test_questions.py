@@ -73,11 +73,12 @@ def asked(read, view, question, **options):
 
 
 def by_flow(view, question):
-    return [node.flow for node in asked(flow, view, question, ablate=0).nodes]
+    return [node.flow for node in asked(flow, view, question, labels=0).nodes]
 
 
 def by_labels(view, question):
-    return [(x.measured, x.raises, x.sources) for x in asked(flow, view, question).nodes]
+    nodes = asked(flow, view, question, ablate=20).nodes
+    return [(x.measured, x.raises, x.lowers) for x in nodes]
 
 
 def by_patch(view, question):

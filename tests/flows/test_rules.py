@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from bilens.flows.rules import LINEAR, OF_NUMBERS, READ, RULES, Rules, make_leaf
-from bilens.flows.secants import UnknownOperationError
+from bilens.flows.secants import Rows, UnknownOperationError
+from bilens.flows.tangents import TangentRules
 from tests.refusals import refused
 
 Operation = Callable[..., Tensor]
@@ -237,6 +238,37 @@ def test_adjoints_times_changes_are_the_change(names, f, shapes, apart):
     total, change, y = sums(f, pairs(shapes, 0, apart))
     size = float(y.detach().abs().sum())
     torch.testing.assert_close(total, change, rtol=1e-9, atol=1e-14 * size)
+
+
+@of_each(CASES)
+@pytest.mark.parametrize("apart", APART)
+def test_tangents_are_carried_by_the_transpose_of_adjoints(names, f, shapes, apart):
+    texts, rows = pairs(shapes, 0, apart), Rows(3)
+    torch.manual_seed(1)
+    tangents = [torch.randn(3 * len(x) // 2, *x.shape[1:]).double() for x in texts]
+    below = [make_leaf(torch.cat(x)) for x in zip(texts, tangents, strict=True)]
+    with rows.run(), TangentRules(rows):
+        y = f(*below)
+    plain = f(*(x.clone() for x in texts))
+    torch.testing.assert_close(y[: len(plain)].detach(), plain, rtol=1e-12, atol=1e-12)
+    carried = y[len(plain) :].detach().unflatten(0, (3, -1))
+    # Dense: the adjoint of any number of the output, times the change of each tangent.
+    leaves = [make_leaf(x) for x in texts]
+    with Rules():
+        of_texts = f(*leaves)
+    w = torch.randn(carried.shape[1:]).double()
+    number = (torch.cat([w, -w]) * of_texts).sum()
+    adjoints: Any = [None] * len(leaves)
+    if number.requires_grad:
+        adjoints = torch.autograd.grad(number, leaves, allow_unused=True)
+    expected = torch.zeros(3).double()
+    for adjoint, change in zip(adjoints, tangents, strict=True):
+        if adjoint is not None:
+            half = adjoint.unflatten(0, (2, -1))[0]
+            expected += (half * change.unflatten(0, (3, -1))).flatten(1).sum(1)
+    size = float((w.abs() * carried.abs()).sum())
+    found = (w * carried).flatten(1).sum(1)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12 * size)
 
 
 def test_every_rule_has_a_case_and_stands_in_one_table():

@@ -174,5 +174,5 @@ def test_a_second_text_may_hold_a_bar(view):
     between = answer_question(view, Question(text, "t5", ("t6",), other), shown=5).flow.value
     for given_as in (f'"{other}"', f'"{other}"|"{other}"'):
         second, _ = second_run(view, text, against=given_as)
-        value = flow(view, text, "t5", minus="t6", against=second, ablate=0).value
+        value = flow(view, text, "t5", minus="t6", against=second, labels=0).value
         assert value == pytest.approx(between)

@@ -40,16 +40,16 @@ def number(view, ids):
 
 def test_flows_add_up_to_the_models_own_logits(view):
     first, second = (number(view, ids) for ids in TEXTS)
-    between = bilens.flow(view, TEXTS[0], "t5", minus="t6", against=TEXTS[1])
+    between = bilens.flow(view, TEXTS[0], "t5", minus="t6", against=TEXTS[1], ablate=20)
     assert between.value == pytest.approx(first - second, rel=1e-5, abs=1e-7)
-    alone = bilens.flow(view, TEXTS[0], "t5", minus="t6", ablate=0)
+    alone = bilens.flow(view, TEXTS[0], "t5", minus="t6", labels=0)
     assert alone.values[0] == pytest.approx(first, rel=1e-5, abs=1e-7)
     measured = [node for node in between.nodes if node.measured is not None]
     assert any(abs(node.measured) > 1e-4 and node.raises for node in measured)
 
 
 def test_a_measured_token_is_that_of_the_other_text(view):
-    result = bilens.flow(view, TEXTS[0], "t5", minus="t6", against=TEXTS[1], ablate=0)
+    result = bilens.flow(view, TEXTS[0], "t5", minus="t6", against=TEXTS[1], labels=0)
     (node,) = nodes_of(result, kind="token", position=2)
     changes = []
     for text, other in (TEXTS, TEXTS[::-1]):
@@ -66,7 +66,7 @@ def test_a_measured_token_is_that_of_the_other_text(view):
 def test_targets_are_those_of_the_model(view, target):
     logs = [view.logits(ids[None])[0, -1].log_softmax(-1)[5] for ids in TEXTS]
     ends = [float(x if target == "log-probability" else x.exp()) for x in logs]
-    result = bilens.flow(view, TEXTS[0], "t5", against=TEXTS[1], target=target, ablate=0)
+    result = bilens.flow(view, TEXTS[0], "t5", against=TEXTS[1], target=target, labels=0)
     assert result.values == pytest.approx(ends, rel=1e-5, abs=1e-9)
 
 
@@ -126,7 +126,7 @@ def test_readings_of_weights_refuse_it_by_name(view):
 def test_a_layer_reads_what_parts_of_earlier_ones_wrote():
     # Routers of Zaya read the states of the router before, which follow from its layer's heads.
     view = ResidualModel(make("zaya"), toy_tokenizer())
-    through = bilens.flow(view, TEXTS[0], "t5", minus="t6", against=TEXTS[1], ablate=0)
+    through = bilens.flow(view, TEXTS[0], "t5", minus="t6", against=TEXTS[1], labels=0)
     nodes = [through.output, *through.nodes_above(0)]
     inflows = through.edges(nodes).sum(1).tolist()
     parts = [i for i, node in enumerate(nodes) if node.kind in ("output", "mlp", "head")]

@@ -19,7 +19,7 @@ MLP = Node("mlp", 0.0, 0, "mlp", AT)
 
 
 def flow_of(view, second=TEXTS[1]):
-    return flow(view, TEXTS[0], DIRECTION, against=second, ablate=0)
+    return flow(view, TEXTS[0], DIRECTION, against=second, labels=0)
 
 
 def inputs(view):

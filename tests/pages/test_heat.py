@@ -31,8 +31,9 @@ def test_shares_are_on_a_scale_from_none_to_all():
     assert cells.cmap(0.0) == pytest.approx((*3 * [247 / 255], 1))
 
 
-def test_numbers_can_be_read_on_their_cells():
-    figure = heat_figure(VALUES[:, :2], ["a", "b"], ["x", "y"], title="", numbers=True)
+def test_words_can_be_read_on_their_cells():
+    words = [[f"{x:.2f}" for x in row] for row in VALUES[:, :2].tolist()]
+    figure = heat_figure(VALUES[:, :2], ["a", "b"], ["x", "y"], title="", words=words)
     shown = {text.get_text(): text.get_color() for text in figure.axes[0].texts}
     assert shown == {"1.00": "#111111", "-2.00": "#fefefe", "0.50": "#111111", "0.00": "#111111"}
 

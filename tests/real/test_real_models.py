@@ -59,7 +59,7 @@ def test_a_flow_between_two_texts_adds_up(package):
     before, _, _ = prompt(model, 1)
     logits = [model.logits(text[None])[0, -1].double() for text in (ids, before)]
     expected = float(logits[0][token] - logits[0][minus] - logits[1][token] + logits[1][minus])
-    flows = flow(model, ids, direction, against=before, ablate=0)
+    flows = flow(model, ids, direction, against=before, labels=0)
     assert leaves(flows) == pytest.approx(expected, rel=1e-5)
 
 
@@ -67,7 +67,7 @@ def test_nodes_are_removed_together_as_by_own_hooks():
     model = opened(SMOLLM2)
     ids, direction, (token, minus) = prompt(model, 0)
     texts = [ids, prompt(model, 1)[0]]
-    flows = flow(model, ids, direction, against=texts[1], ablate=0)
+    flows = flow(model, ids, direction, against=texts[1], labels=0)
     nodes = [node for node in flows.nodes if node.kind in ("head", "mlp", "token")][:16]
     assert {node.kind for node in nodes} == {"head", "mlp", "token"}
     expected = by_hand(model, nodes, texts, lambda logits: logits[token] - logits[minus])

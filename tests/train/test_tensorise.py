@@ -242,7 +242,7 @@ def test_the_whole_way_is_saved_resumed_and_read_exactly(made):
     assert again.kl == pytest.approx(result.stages["distilled"]["a"].kl, rel=1e-4)
     # Every layer is a tensor, and a logit is accounted for through the patterns.
     assert opened.mlp(0).out.shape[0] == 16
-    split = flow(opened, texts()[0], opened.direction(3), ablate=0)
+    split = flow(opened, texts()[0], opened.direction(3), labels=0)
     assert split.values[0] == pytest.approx(float(opened.logits(texts()[:1])[0, -1, 3]), rel=1e-4)
     stages = {path.name for path in (run / "stages").iterdir()}
     assert stages == {"gates", "attention", "text.safetensors", "training.json", ".lock"}

@@ -112,7 +112,7 @@ def choices_of(model, gates, ids):
 def test_choices_are_exchanged_as_in_own_passes(kind):
     model = make(kind).requires_grad_(False)
     view, ids = ResidualModel(model, TOKENS), [x % 30 for x in texts()]
-    split = flow(view, ids[0], "t5", minus="t6", against=ids[1], ablate=0)
+    split = flow(view, ids[0], "t5", minus="t6", against=ids[1], labels=0)
     nodes = [node for node in split.nodes if node.kind == "choice"]
     assert nodes
     gates = [view.places.layers[node.layer].module.mlp.gate for node in nodes]
@@ -204,7 +204,7 @@ def by_hand(model, nodes, texts):
 def test_experts_are_removed_as_by_own_hooks(name):
     view, texts = family_view(name), TEXTS
     model = view.model
-    split = flow(view, texts[0], "t5", minus="t6", against=texts[1], ablate=0)
+    split = flow(view, texts[0], "t5", minus="t6", against=texts[1], labels=0)
     nodes = [node for layer in range(3) for node in split.experts(layer, 4)[:2]]
     for node, effect in zip(nodes, measure(view, split, nodes), strict=True):
         assert effect.actual == pytest.approx(by_hand(model, [node], texts), rel=1e-3, abs=1e-7)
@@ -216,7 +216,7 @@ def test_experts_are_removed_as_by_own_hooks(name):
 
 def test_flows_of_experts_add_up_to_that_of_their_mlp():
     view = family_view("mixtral")
-    split = flow(view, TEXTS[0], "t5", against=TEXTS[1], ablate=0)
+    split = flow(view, TEXTS[0], "t5", against=TEXTS[1], labels=0)
     for layer in range(3):
         for position in (2, 6):
             total = sum(node.flow for node in split.experts(layer, position))
@@ -229,7 +229,7 @@ def test_flows_of_experts_add_up_to_that_of_their_mlp():
 
 def test_an_mlp_is_opened_to_its_experts():
     view = family_view("mixtral")
-    split = flow(view, TEXTS[0], "t5", minus="t6", against=TEXTS[1], ablate=0)
+    split = flow(view, TEXTS[0], "t5", minus="t6", against=TEXTS[1], labels=0)
     opened, nodes = open_part(view, split, "mlp.1@4"), split.experts(1, 4)
     frame = opened.frame()
     assert frame["expert"].tolist() == [node.number for node in nodes]

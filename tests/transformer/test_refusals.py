@@ -30,7 +30,7 @@ def mixtral() -> ResidualModel:
 
 
 def split(view):
-    return flow(view, TEXT, view.direction(5), ablate=0)
+    return flow(view, TEXT, view.direction(5), labels=0)
 
 
 def changed(name, value, model="llama", opened=None):

@@ -157,7 +157,7 @@ def padded(ids, count, pad):
 
 
 PADDED = {
-    "flow": lambda view, ids: bilens.flow(view, ids, 7, minus=8, ablate=0).values,
+    "flow": lambda view, ids: bilens.flow(view, ids, 7, minus=8, labels=0).values,
     "pass": lambda view, ids: Pass.of(view, ids).stream,
     "mlp_inputs": lambda view, ids: view.mlp_inputs(0, ids[None]),
     "ids": lambda view, ids: view.ids(ids),

@@ -56,8 +56,8 @@ def flow(
         weights: Addresses of parts to open to their weights, separated by commas, such as mlp.0@2:
             eigenvectors of an MLP, pairs of tokens of a head.
         shown: Number of the strongest nodes that pages and JSON have.
-        ablate: Measure and name this many of the strongest nodes: the change of each is exchanged
-            in the running model, in both directions.
+        ablate: Measure this many of the strongest nodes: the change of each is exchanged in the
+            running model, in both directions.
     """
     from bilens.data.corpus import first_texts
     from bilens.flows.question import Question, likely_answer, second_run
@@ -81,6 +81,33 @@ def flow(
         shown=shown,
         ablate=ablate,
     )
+
+
+@analysis("lens")
+def lens(
+    model: "transformer.ResidualModel",
+    *,
+    prompt: str,
+    against: str | None = None,
+    layers: Count = 8,
+    k: Annotated[int, Between(1, 20)] = 3,
+) -> Reading:
+    """Carry the change of the stream forward to all logits, exactly, layer by layer.
+
+        bilens lens model.gguf --prompt "The keys to the cabinet" --against "The key to the cabinet"
+
+    Args:
+        model: Any, with its tokenizer.
+        prompt: The text.
+        against: A second text of as many tokens; by default the neutral one, all of whose tokens
+            but the first have the mean embedding of the vocabulary.
+        layers: Number of layers that are shown, evenly spaced.
+        k: Most tokens that a cell is said to raise, and to lower.
+    """
+    from bilens.flows import read_lens
+    from bilens.flows.question import NEUTRAL
+
+    return read_lens(model, prompt, against or NEUTRAL, layers=layers, k=k)
 
 
 @analysis("diff")

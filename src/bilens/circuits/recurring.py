@@ -12,7 +12,7 @@ from bilens.circuits.case import Case, check_apart, different, make_cases
 from bilens.circuits.directions import MLPDirections, TaskDirection, TaskDirections
 from bilens.errors import BilensError
 from bilens.flows.fitted import token_hints
-from bilens.flows.labels import ends_of, token_scores
+from bilens.flows.labels import token_scores
 from bilens.flows.question import Question
 from bilens.flows.sources import AnyModel, Questions, as_questions, opened
 from bilens.flows.split import adjoints_of
@@ -223,8 +223,9 @@ def _measured(
         kept = first_change(case.alone)
         without = first.changed([[], *removing], kept=kept)[:, 0]
         # A direction that is written from the second text's side snapshots tokens the other way.
-        for ends in ends_of((without[:1], without[1:]), case.score.length):
-            moved += signs[:, None] * token_scores(model, *ends).cpu()
+        for place in range(-case.score.length, 0):
+            logits = model.places.logits(without[:, place])
+            moved += signs[:, None] * token_scores(logits[:1], logits[1:]).cpu()
         sides += signs
         if question >= learning:
             lost = case.ends[0] - case.score(without[1:])

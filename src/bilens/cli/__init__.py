@@ -39,8 +39,8 @@ DIVIDED = ("train language", "anneal", "linearise", "tensorise")
 """Commands whose processes under `torchrun` share the work."""
 GROUPS = {
     "Read a language model": (
-        *("flow", "diff", "circuit", "task-directions", "contexts", "ngrams", "heads"),
-        *("composition", "summary", "generate"),
+        *("flow", "lens", "diff", "circuit", "task-directions", "contexts", "ngrams"),
+        *("heads", "composition", "summary", "generate"),
     ),
     "Read an image model": ("decompose", "eigenvectors", "certify", "explain", "paths", "bonds"),
     "Train": ("train",),

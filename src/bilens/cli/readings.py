@@ -59,7 +59,8 @@ DIRECTIONS = Option(
 )
 EXPORTS: dict[str, tuple[Option, ...]] = {
     **dict.fromkeys(("eigenvectors", "paths", "bonds"), (ARRAYS,)),
-    **{"circuit": (FIGURE, DIRECTIONS), "flow": (FIGURE, VIEWER, GRAPH)},
+    **{"circuit": (FIGURE, WIDTH, DIRECTIONS), "flow": (FIGURE, WIDTH, VIEWER, GRAPH)},
+    "lens": (FIGURE,),
 }
 """Options of analyses that write their readings to further files, by `bilens.pages.exporters`."""
 EXPORT_ENDINGS = {
@@ -92,9 +93,7 @@ OWN = (
 
 def analysis_command(entry: Analysis) -> Command:
     """Return the command of an analysis."""
-    options = [*entry.options, OWN[0]]
-    for export in EXPORTS.get(entry.name, ()):
-        options += [export, WIDTH] if export is FIGURE else [export]
+    options = [*entry.options, OWN[0], *EXPORTS.get(entry.name, ())]
     by_name = inspect.Parameter.KEYWORD_ONLY
     parameters = [inspect.Parameter("model", by_name, annotation=ModelName)]
     for one in [*options, *OWN[1:]]:
@@ -119,7 +118,7 @@ def run_analysis(
         raise BilensError(
             f"--output={output}: expected PAGE.html, NUMBERS.json, TABLE.tsv or a folder"
         )
-    names = [export.name for export in EXPORTS.get(entry.name, ())]
+    names = [export.name for export in EXPORTS.get(entry.name, ()) if export is not WIDTH]
     targets = [(name, path) for name in names for path in settings.get(name, ())]
     for name, path in targets:
         endings = EXPORT_ENDINGS.get(name, (path.suffix,))

@@ -107,13 +107,13 @@ def heat_figure(
     across: str = "",
     down: str = "",
     shares: bool = False,
-    numbers: bool = False,
+    words: Sequence[Sequence[str]] | None = None,
 ) -> Figure:
     """Draw positive numbers in blue, negative ones in red, NaN left blank; the first row on top.
 
     `across` and `down` are titles of the columns and rows. If all are shares, none below 0, the
     scale is from 0 to 1 instead of as far to either side of 0 as the largest |number|. With
-    `numbers` the cells say them. More than 40 rows or columns have no names.
+    `words` each cell has its own. More than 40 rows or columns have no names.
     """
     if values.shape != (len(rows), len(columns)):
         raise BilensError(
@@ -128,10 +128,10 @@ def heat_figure(
     colors = DIVERGING[len(DIVERGING) // 2 :] if shares else DIVERGING
     named = 40
     names = [list(side) if len(side) <= named else [] for side in (rows, columns)]
-    if numbers:
+    if words is not None:
         names = [["\n".join(wrap(name, 12)) for name in side] for side in names]
-    size = 34 if numbers else 22 if len(rows) <= named else 10
-    width = max(CHART, 180 + (76 if numbers else 16) * len(columns))
+    size = 34 if words else 22 if len(rows) <= named else 10
+    width = max(CHART, 180 + (76 if words else 16) * len(columns))
     figure, axes = new_figure(width=width, height=140 + size * len(rows), title=title)
     cells = axes.imshow(
         entries.numpy(),
@@ -146,17 +146,17 @@ def heat_figure(
     axes.set_yticks(range(len(names[0])), names[0])
     # Names stand where they would run into each other.
     room = 0.7 * width / max(1, len(columns))
-    stands = not numbers and 7.5 * max(map(len, names[1]), default=0) > room
+    stands = words is None and 7.5 * max(map(len, names[1]), default=0) > room
     axes.set_xticks(range(len(names[1])), names[1], rotation=90 if stands else 0)
     axes.set_xlabel(across)
     axes.set_ylabel(down)
-    if not numbers:
+    if words is None:
         figure.colorbar(cells, ax=axes, aspect=30, pad=0.02).outline.set_visible(False)
         return figure
     for row, line in enumerate(entries.tolist()):
         for column, value in enumerate(line):
             ink = "#fefefe" if abs(value) > 0.6 * top else "#111111"
             look: dict[str, Any] = {"ha": "center", "va": "center", "color": ink}
-            text = axes.text(column, row, f"{value:.2f}", **look)
+            text = axes.text(column, row, words[row][column], **look)
             text.set_gid(f"cell-{row}-{column}")
     return figure

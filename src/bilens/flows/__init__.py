@@ -8,6 +8,8 @@ from bilens.flows.question import Question
 from bilens.flows.reading import FlowReading
 from bilens.flows.sources import as_questions, read_pairs
 from bilens.flows.split import adjoints_of, flow
+from bilens.flows.stream_lens import LensReading, read_lens
+from bilens.flows.token_lens import lens
 from bilens.flows.tuning import ModelDiff, diff
 from bilens.flows.weights import PartWeights, open_part
 
@@ -15,6 +17,7 @@ __all__ = [
     "Ablation",
     "Flow",
     "FlowReading",
+    "LensReading",
     "ModelDiff",
     "Node",
     "PartWeights",
@@ -24,8 +27,10 @@ __all__ = [
     "as_questions",
     "diff",
     "flow",
+    "lens",
     "measure",
     "open_part",
+    "read_lens",
     "read_pairs",
     "remove",
     "without_output",

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -14,14 +14,19 @@ from bilens.checks import detached
 from bilens.errors import BilensError
 from bilens.flows.fitted import Score
 from bilens.flows.graph import Flow
-from bilens.flows.labels import Runs, ends_of, sources, token_changes, token_words
 from bilens.flows.nodes import Node
 from bilens.sections import Columns, Fact, signed
-from bilens.settings import Between, NotNegative
+from bilens.settings import NotNegative
 from bilens.transformer import ResidualModel
 from bilens.transformer.changes import Change, Part, adding, mlp_site
 from bilens.transformer.exchanges import exchanged
 from bilens.transformer.passes import Pass, first_change
+
+Runs = tuple[Float[Tensor, "_ time d_model"], Float[Tensor, "_ time d_model"]]
+"""Streams after the last layer, in passes with a part and in passes without it.
+
+Each is a row of each part, or one row for all of them.
+"""
 
 
 @dataclass(frozen=True, repr=False)
@@ -33,16 +38,12 @@ class Ablation(Reading):
         actual: the change when the model runs so, the mean of both directions.
         part: name of the part.
         kind: kind of the part, as nodes have it.
-        raises: next tokens that are more likely with the part than without it, the most first.
-        lowers: next tokens that are less likely with it.
     """
 
     predicted: float
     actual: float
     part: str = ""
     kind: str = ""
-    raises: tuple[str, ...] = ()
-    lowers: tuple[str, ...] = ()
 
     def facts(self) -> list[Fact]:
         part = [("without", self.part)] if self.part else []
@@ -55,12 +56,7 @@ class Ablation(Reading):
 
 @detached
 def measure(
-    model: ResidualModel,
-    flow: Flow,
-    nodes: Sequence[Node],
-    *,
-    scale: NotNegative = 0.0,
-    tokens: Annotated[int, Between(1)] = 4,
+    model: ResidualModel, flow: Flow, nodes: Sequence[Node], *, scale: NotNegative = 0.0
 ) -> list[Ablation]:
     """Run a model without each of some nodes of a flow, or with their output scaled.
 
@@ -74,7 +70,6 @@ def measure(
         flow: its flow.
         nodes: nodes of the flow.
         scale: share of the change that stays.
-        tokens: most tokens that a part is said to raise, and to lower.
 
     Raises:
         BilensError: a node is the logit, or a choice is scaled.
@@ -82,16 +77,11 @@ def measure(
     if scale and any(node.kind == "choice" for node in nodes):
         raise BilensError(f"scale={scale} of a choice, which is exchanged as a whole; leave it out")
     groups = [[part] for part in _parts(flow, nodes)]
-    runs, score = _run_without(model, flow, groups, scale), Score(model, flow.fitted)
-    ends = [pair for both in runs for pair in ends_of(both, score.length)]
-    results = []
-    for node, actual, (raised, lowered) in zip(
-        nodes, _changes(score, runs), token_changes(model, ends, tokens), strict=True
-    ):
-        words = (token_words(model, numbers, tokens) for numbers in (raised, lowered))
-        predicted = (scale - 1) * node.flow
-        results.append(Ablation(predicted, actual, node.name(flow.tokens), node.kind, *words))
-    return results
+    effects = _changes(Score(model, flow.fitted), run_without(model, flow, groups, scale))
+    return [
+        Ablation((scale - 1) * node.flow, actual, node.name(flow.tokens), node.kind)
+        for node, actual in zip(nodes, effects, strict=True)
+    ]
 
 
 def measurable(flow: Flow) -> list[Node]:
@@ -101,26 +91,18 @@ def measurable(flow: Flow) -> list[Node]:
     return [node for node in flow.nodes if node.kind in ("head", "mlp", "token")]
 
 
-def name_by_measurement(model: ResidualModel, flow: Flow, nodes: Sequence[Node]) -> Flow:
-    """Return a flow in which some nodes have measured effects and names.
-
-    Names are the tokens whose probability a node changes, and those at which its flow starts.
-    """
+def with_effects(model: ResidualModel, flow: Flow, count: int) -> Flow:
+    """Return a flow whose strongest nodes have measured effects."""
+    nodes = measurable(flow)[:count]
     if not nodes:
         return flow
-    named = []
     effects = measure(model, flow, nodes)
-    for node, effect, starts in zip(nodes, effects, sources(flow, nodes), strict=True):
-        named.append(
-            replace(
-                node,
-                measured=-effect.actual,
-                raises=effect.raises,
-                lowers=effect.lowers,
-                sources=starts,
-            )
-        )
-    return replace(flow, named=(*flow.named, *named))
+    measured = {
+        node.place: replace(node, measured=-effect.actual)
+        for node, effect in zip(nodes, effects, strict=True)
+    }
+    named = {node.place: node for node in flow.named}
+    return replace(flow, named=tuple((named | measured).values()))
 
 
 @detached
@@ -147,7 +129,7 @@ def remove(model: ResidualModel, flow: Flow, nodes: Sequence[Node]) -> Ablation:
 @torch.no_grad()
 def without_parts(model: ResidualModel, flow: Flow, parts: Sequence[Part]) -> float:
     """Return the change of the number without some parts, all at once in one run; see `remove`."""
-    runs = _run_without(model, flow, [parts])
+    runs = run_without(model, flow, [parts])
     (change,) = _changes(Score(model, flow.fitted), runs)
     return change
 
@@ -179,7 +161,7 @@ def _changes(score: Score, runs: Sequence[Runs]) -> list[float]:
     return torch.stack(changes).cpu().double().mean(0).tolist()
 
 
-def _run_without(
+def run_without(
     model: ResidualModel, flow: Flow, groups: Sequence[Sequence[Part]], scale: float = 0
 ) -> list[Runs]:
     """Return both texts' last streams with all parts, and without those of each group.

@@ -105,7 +105,7 @@ class Adjoints:
         numbers: the number of each text.
         logits: the model's own, after the last token.
         embedding: the embeddings of the tokens.
-        calls: arguments of each layer, where graphs are not kept.
+        calls: arguments of each layer.
         changes_stream: whether the model changes the stream between its layers.
     """
 
@@ -164,9 +164,8 @@ class Adjoints:
             self._take(rules)
             graph = LayerGraph(GraphCut.of(self._read(first_input(args, kwargs))))
             self.graphs.append(graph)
-            if not self.keep:
-                self.calls.append((args, kwargs))
-                rules.paused = True
+            self.calls.append((args, kwargs))
+            rules.paused = not self.keep
             return with_input(graph.stream.leaf.clone(), args, kwargs)
 
         def leave(_: nn.Module, __: Any, ___: Any, output: Any) -> Any:

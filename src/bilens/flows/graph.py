@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar
 
@@ -69,7 +69,7 @@ class Flow(Reading):
         changes_stream: whether the model changes the stream between its layers.
         origin: the pass that it was read from.
         row: the row of its text in this pass.
-        named: nodes with measured effects and names.
+        named: nodes with labels or measured effects.
     """
 
     question: Question
@@ -334,7 +334,32 @@ class Flow(Reading):
         """Return the graph of some nodes, each once, and the logit."""
         different = {node.place: node for node in nodes}.values()
         ordered = (self.output, *sorted(different, key=_height, reverse=True))
-        return FlowGraph(self, ordered, self.edges(ordered))
+        edges = self.edges(ordered)
+        starts = self._starts(ordered, edges)
+        nodes = (replace(node, sources=x) for node, x in zip(ordered, starts, strict=True))
+        return FlowGraph(self, tuple(nodes), edges)
+
+    def _starts(
+        self, nodes: Sequence[Node], edges: Float[Tensor, "n n"], k: int = 2
+    ) -> list[tuple[str, ...]]:
+        """Return the tokens at which the flow of nodes in parts starts, at most k of each.
+
+        A node's flow has the shares of its inflow, edge by edge, down to the tokens, on paths
+        through these nodes. Named are tokens with at least half of the largest share.
+        """
+        shares = edges.new_zeros(len(nodes), len(self.ids))
+        for row in reversed(range(len(nodes))):
+            if nodes[row].kind == "token":
+                shares[row, nodes[row].position] = 1
+            elif nodes[row].flow:
+                shares[row] = edges[row] @ shares / nodes[row].flow
+        starts = []
+        for node, of_node in zip(nodes, shares, strict=True):
+            largest = of_node.abs().topk(min(k, len(self.ids)))
+            strong = (largest.values > 0) & (largest.values >= largest.values[0] / 2)
+            names = [self.tokens[p].strip() for p in largest.indices[strong].tolist()]
+            starts.append(tuple(names) if node.part is not None else ())
+        return starts
 
     def facts(self) -> list[Fact]:
         return [
@@ -375,6 +400,12 @@ class FlowGraph(Reading):
         return FlowGraph(
             self.flow, tuple(self.nodes[i] for i in index), self.edges[index][:, index]
         )
+
+    @property
+    def named(self) -> tuple[Node, ...]:
+        """The nodes that are named in the flow, those of the graph with where their flow starts."""
+        own = {node.place: node for node in self.nodes}
+        return tuple(own.get(node.place, node) for node in self.flow.named)
 
     def facts(self) -> list[Fact]:
         return [

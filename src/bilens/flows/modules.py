@@ -30,7 +30,9 @@ def module_hooks(model: nn.Module, rules: Callable[[], Rules]) -> tuple[list[Hoo
     after: list[Hook] = []
     for module in model.modules():
         if _is_activation(module):
-            after.append((module, _activated))
+            pause, apply = _function(rules)
+            before.append((module, pause))
+            after.append((module, apply))
         elif is_experts(module):
             hide, mix = _mixture(rules)
             before.append((module, hide))
@@ -42,10 +44,22 @@ def _is_activation(module: nn.Module) -> bool:
     return type(module).__module__ == ACTIVATIONS or "Gelu" in type(module).__name__
 
 
-def _activated(module: nn.Module, args: tuple[Any, ...], _: Any, output: Tensor) -> Tensor | None:
-    if not (args and is_live(args[0])):
-        return None
-    return activation(lambda x: type(module).forward(module, x), args[0])
+def _function(rules: Callable[[], Rules]) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Return hooks by which a module is one function of each number, whatever its code."""
+
+    def pause(_: nn.Module, args: tuple[Any, ...], __: Any) -> None:
+        if args and is_live(args[0]) and not rules().paused:
+            rules().paused = True
+            paused.append(args[0])
+
+    def apply(module: nn.Module, *_: Any) -> Tensor | None:
+        if not paused:
+            return None
+        rules().paused = False
+        return activation(lambda x: type(module).forward(module, x), paused.pop())
+
+    paused: list[Tensor] = []
+    return pause, apply
 
 
 def _mixture(rules: Callable[[], Rules]) -> tuple[Callable[..., Any], Callable[..., Any]]:
@@ -93,7 +107,7 @@ def _in_either(mode: Rules, call: ExpertCall) -> ExpertCall:
     one_hot = functional.one_hot(index, count)
     dense = (mode.chosen(one_hot, call.weights) * call.weights.unsqueeze(-1)).sum(-2)
     asked = torch.zeros(len(index), count, dtype=torch.bool, device=index.device)
-    asked = asked.scatter(1, index, True).unflatten(0, (2, -1)).any(0).repeat(2, 1)
+    asked = mode.in_either(asked.scatter(1, index, True))
     if not call.knows_none:
         asked[:] = True
     numbers = torch.arange(count, device=index.device)

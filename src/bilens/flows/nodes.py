@@ -29,9 +29,9 @@ class Node:
         source: the position that a head attends to; None for all.
         number: of the head or expert.
         measured: its effect in the running model; None where it is not measured.
-        raises: next tokens that are more likely with it than without it, the most first.
-        lowers: next tokens that are less likely with it.
-        sources: tokens of the text at which most of its flow starts.
+        raises: next tokens that its change makes more likely, the most first; see `bilens.lens`.
+        lowers: next tokens that it makes less likely.
+        sources: in a graph, the tokens of the text at which most of its flow starts.
     """
 
     kind: NodeKind
@@ -89,7 +89,7 @@ class Node:
         return f"{self.address} {at}"
 
     def effect(self, k: int = 3) -> str:
-        """Return in words the tokens that it raises and lowers; empty where it is not measured."""
+        """Return in words the tokens that it raises and lowers; empty without labels."""
         sides = (("raises", self.raises[:k]), ("lowers", self.lowers[:k]))
         return "; ".join(f"{verb} {', '.join(names)}" for verb, names in sides if names)
 

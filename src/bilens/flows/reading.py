@@ -3,7 +3,7 @@
 import dataclasses
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, ClassVar
 
 from torch import Tensor
@@ -11,12 +11,13 @@ from torch import Tensor
 from bilens.analysis import Reading
 from bilens.checks import checked
 from bilens.errors import BilensError
-from bilens.flows.ablation import Ablation, measurable, name_by_measurement, without_parts
+from bilens.flows.ablation import Ablation, with_effects, without_parts
 from bilens.flows.fitted import Score, token_hints
-from bilens.flows.graph import DRAWN, Flow
+from bilens.flows.graph import DRAWN, Flow, FlowGraph
 from bilens.flows.nodes import LEAVES, Node, node_columns, strongest_first
 from bilens.flows.question import Question, is_text
 from bilens.flows.split import flows
+from bilens.flows.token_lens import labelled
 from bilens.flows.weights import PartWeights, open_part
 from bilens.language.names import quoted, shown_tokens, token_names
 from bilens.sections import Columns, Fact, Percent, signed
@@ -75,12 +76,12 @@ class FlowPage:
     start: int  # the place in `shares` with which a page begins
 
 
-def flow_page(flow: Flow, *, number: str, k: int, second: Sequence[str] = ()) -> FlowPage:
-    """Return the k strongest nodes of a flow for a page, and its `number` in words.
+def flow_page(graph: FlowGraph, *, number: str, second: Sequence[str] = ()) -> FlowPage:
+    """Return the graph of the strongest nodes of a flow for a page, and its `number` in words.
 
     `second` are the tokens of the second text.
     """
-    graph = flow.top(k)
+    flow = graph.flow
     order = sorted(range(1, len(graph.nodes)), key=lambda i: -abs(graph.nodes[i].flow))
     place = {i: rank for rank, i in enumerate([0, *order])}
     # Small edges are left out of files.
@@ -324,7 +325,9 @@ def answer_question(
     if question.vector is not None:
         raise BilensError("vector is given, expected a token, about which a page is; flow takes it")
     (through,) = flows(model, [question])
-    through = name_by_measurement(model, through, measurable(through)[:ablate])
+    through = with_effects(model, labelled(model, through, DRAWN), ablate)
+    graph = through.top(shown)
+    through = replace(through, named=graph.named)
     addresses = [
         Part(node.kind, node.layer, node.number, node.position)
         for node in through.strongest(DRAWN)
@@ -335,7 +338,7 @@ def answer_question(
         flow=through,
         question=through.question,
         page=flow_page(
-            through, number=through.question.number, k=shown, second=_second_tokens(model, through)
+            graph, number=through.question.number, second=_second_tokens(model, through)
         ),
         probability=_probability(model, through),
         strongest=strongest,

@@ -267,6 +267,22 @@ class Rules(TorchFunctionMode):
             return x
         return self.chosen(x, like)
 
+    def summand(self, x: Any, like: Any) -> Any:
+        """Return a term of a sum, or one of several numbers that are taken."""
+        return self.known(x, like)
+
+    def spread(self, x: Tensor, like: Tensor) -> Tensor:
+        """Return what is no activation, such as indices, in the rows of one."""
+        return x
+
+    def write(self, func: Any, x: Tensor, index: Any, value: Any) -> None:
+        """Write numbers into places of an activation."""
+        func(x, index, value)
+
+    def in_either(self, asked: Tensor) -> Tensor:
+        """Return where something holds in either text, for all rows."""
+        return asked.unflatten(0, (2, -1)).any(0).repeat(2, *[1] * (asked.dim() - 1))
+
     def seen(self, mask: Tensor, like: Tensor) -> Tensor | None:
         """Return which scores are seen, as what was chosen; None where both texts see the same."""
         seen = mask if mask.dtype == torch.bool else mask.detach() >= MASKED
@@ -479,12 +495,12 @@ def _side_by_side(mode: Rules, func: Any, tensors: Sequence[Tensor], dim: int = 
     if dim % axes == 0:
         raise UnknownOperationError("activations are joined along the axis of texts")
     like = next(x for x in tensors if is_live(x))
-    return func([mode.known(x, like) for x in tensors], dim)
+    return func([mode.summand(x, like) for x in tensors], dim)
 
 
 @rule("add sub rsub")
 def _sum(mode: Rules, func: Any, input: Any, other: Any, **options: Any) -> Tensor:
-    return func(mode.known(input, other), mode.known(other, input), **options)
+    return func(mode.summand(input, other), mode.summand(other, input), **options)
 
 
 @rule("linear conv1d conv2d")
@@ -503,13 +519,16 @@ def _affine(
     if not is_live(weight) and not is_live(bias):
         if func.__name__ == "linear":
             return Linear.apply(input, weight, bias)
-        return func(input, weight, bias, *args, **kwargs)
+        y = product(input, weight)
+        return y if bias is None else y + mode.summand(_by_channel(bias, weight), y)
     is_product = is_live(input) and is_live(weight)
     y = TwoFactors.apply(input, weight, product) if is_product else product(input, weight)
-    if bias is None:
-        return y
-    spatial = weight.dim() - 2  # a convolution's further axes, after that of channels
-    return y + bias.reshape(-1, *[1] * spatial)
+    return y if bias is None else y + mode.summand(_by_channel(bias, weight), y)
+
+
+def _by_channel(bias: Tensor, weight: Tensor) -> Tensor:
+    """Return the bias of a map with the axes of a convolution that come after that of channels."""
+    return bias.reshape(-1, *[1] * (weight.dim() - 2))
 
 
 # Products.
@@ -768,7 +787,7 @@ def _attention(
 def _take(mode: Rules, x: Tensor, index: Int[Tensor, "*shape"]) -> Tensor:
     """Return x at an index of its last axis, which depends on the texts."""
     if not differs(index, x):
-        return torch.gather(x, -1, index)
+        return torch.gather(x, -1, mode.spread(index, x))
     one_hot = functional.one_hot(index, x.shape[-1])
     return Gather.apply(x, mode.chosen(one_hot, x), index)
 
@@ -789,7 +808,7 @@ def _sorted(
 
 def _picked(mode: Rules, x: Tensor, dim: int, result: Any) -> Any:
     """Return what an operation picked along an axis: values with a graph, and their places."""
-    index = result[1]
+    index = mode.spread(result[1], x)
     values = _take(mode, x.movedim(dim, -1), index.movedim(dim, -1)).movedim(-1, dim)
     return type(result)((values, index))
 
@@ -814,7 +833,7 @@ def _extreme(
         raise UnknownOperationError("over all numbers, which joins both texts")
     find = torch.argmax if "max" in name else torch.argmin
     moved = input.movedim(dim, -1)
-    index = find(moved.detach(), -1, keepdim=True)
+    index = mode.spread(find(moved.detach(), -1, keepdim=True), moved)
     values = _take(mode, moved, index).movedim(-1, dim)
     index = index.movedim(-1, dim)
     if not keepdim:
@@ -840,7 +859,8 @@ def _choose(mode: Rules, condition: Tensor, a: Any, b: Any) -> Any:
     a, b = (torch.as_tensor(x, dtype=like.dtype, device=like.device) for x in (a, b))
     shape = torch.broadcast_shapes(condition.shape, a.shape, b.shape)
     if not differs(condition, like.expand(shape)):
-        return torch.where(condition, mode.known(a, b), mode.known(b, a))
+        condition = mode.spread(condition, like)
+        return torch.where(condition, mode.summand(a, b), mode.summand(b, a))
     a, b = (
         x.expand(shape[:1] + x.shape[1:]) if x.dim() == len(shape) else x.expand(shape)
         for x in (a, b)
@@ -869,14 +889,14 @@ def _attached(mode: Rules, func: Any, input: Tensor) -> Tensor:
 def _masked(mode: Rules, func: Any, input: Tensor, mask: Tensor, value: Any) -> Tensor:
     if is_live(value) or differs(mask, input):
         return _choose(mode, mask, value, input)
-    return func(input, mask, value)
+    return torch.where(mode.spread(mask, input), mode.summand(value, input), input)
 
 
 @rule("__setitem__")
 def _written(mode: Rules, func: Any, input: Tensor, index: Any, value: Any) -> None:
     is_mask = isinstance(index, Tensor) and index.dtype == torch.bool
     if not (is_mask and differs(index, input)):
-        func(input, index, value)
+        mode.write(func, input, mode.spread(index, input) if is_mask else index, value)
     elif isinstance(value, Tensor) and value.dim():
         raise UnknownOperationError("places that differ between both texts have several values")
     else:
@@ -891,7 +911,7 @@ def _gathered(
         return _take(mode, input, index)
     if differs(index, input):
         raise UnknownOperationError("places that differ between both texts, on an inner axis")
-    return func(input, dim, index)
+    return func(input, dim, mode.spread(index, input))
 
 
 @rule("linalg_solve_triangular")

@@ -1,8 +1,9 @@
 """Secants of single operations: linear from the change of an input to that of the output.
 
 Two texts stand side by side, in the halves of the first axis of every activation. Each class has
-the secant of an operation between both in place of its derivative, without an error. The adjoint
-of the second text is minus that of the first, wherever the axis of texts is the first one.
+the secant of an operation between both in place of its derivative, without an error: `backward`
+pulls adjoints back, and `push` carries tangents forward. The adjoint of the second text is minus
+that of the first, wherever the axis of texts is the first one.
 
 Source: Shrikumar et al. 2017.
 """
@@ -11,7 +12,8 @@ import math
 import threading
 import weakref
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -51,7 +53,7 @@ class _Kept:
 
 
 _by_storage = threading.local()
-"""What this thread keeps, by the address of its numbers."""
+"""What this thread keeps, by the address of its numbers, and the rows of its tangents."""
 
 
 def keep(ctx: Any, *tensors: Tensor) -> None:
@@ -131,10 +133,106 @@ def check_texts(x: Tensor, dims: int = 1) -> None:
 
 def differs(x: Tensor, like: Tensor) -> bool:
     """Return True if numbers beside an activation, such as indices, differ between both texts."""
-    if x.dim() != like.dim() or x.shape[:1] != like.shape[:1] or x.shape[0] % 2:
+    rows = Rows.running()
+    texts = 2 if rows is None else rows.of(x, like)
+    if x.dim() != like.dim() or not texts:
         return False
-    first, second = x.unflatten(0, (2, -1))
+    if rows is None and (x.shape[:1] != like.shape[:1] or x.shape[0] % 2):
+        return False
+    first, second, *_ = x.unflatten(0, (texts, -1))
     return not torch.equal(first, second)
+
+
+# Tangents of an activation, beside its two texts.
+
+
+class Rows:
+    """What the first axis of each activation holds in a pass of tangents: both texts, and tangents.
+
+    A module that takes each position by itself runs on one long text instead, of both texts and of
+    those positions of tangents that are not 0.
+
+    Args:
+        count: number of tangents.
+
+    Attributes:
+        places: in a long text the position of each entry of a tangent; None elsewhere.
+        time: number of positions of a text.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.count, self.time = count, 0
+        self.places: Tensor | None = None
+
+    @staticmethod
+    def running() -> "Rows | None":
+        """Return the rows of the pass of tangents that this thread runs; None without one."""
+        return _by_storage.__dict__.get("rows")
+
+    @contextmanager
+    def run(self) -> Iterator[None]:
+        """Let this thread carry tangents with these rows."""
+        _by_storage.rows = self
+        try:
+            yield
+        finally:
+            del _by_storage.rows
+
+    def of(self, x: Tensor, like: Tensor) -> int:
+        """Return how many rows numbers beside an activation have: of texts, or of all; else 0."""
+        if self.places is not None or x.dim() != like.dim() or x.dim() == 0:
+            return 0
+        rows = 2 + self.count
+        if len(x) == len(like) and len(x) % rows == 0:
+            return rows
+        return 2 if len(x) * rows == len(like) * 2 else 0
+
+    def split(self, x: Tensor) -> tuple[Float[Tensor, "2 *half"], Float[Tensor, "count *half"]]:
+        """Return both texts of an activation, and its tangents; those of constants are 0."""
+        if self.places is None:
+            if x.dim() == 0 or len(x) % (2 + self.count):
+                raise UnknownOperationError(
+                    f"an activation of shape {tuple(x.shape)} does not hold two texts and "
+                    f"{self.count} tangents side by side"
+                )
+            rows = x.unflatten(0, (2 + self.count, -1))
+            both, tangents = rows[:2], rows[2:]
+        else:
+            entries = x.flatten(0, 1) if len(x) == 1 else x
+            both = entries[: 2 * self.time].unflatten(0, (2, self.time))
+            tangents = entries[2 * self.time :]
+        return both.detach(), tangents if x.requires_grad else torch.zeros_like(tangents)
+
+    def join(
+        self, both: Float[Tensor, "2 *half"], tangents: Float[Tensor, "count *half"], like: Tensor
+    ) -> Tensor:
+        """Return the activation of both texts and tangents, with the first axis of another one."""
+        if self.places is None:
+            return torch.cat([both, tangents]).flatten(0, 1)
+        entries = torch.cat([both.flatten(0, 1), tangents])
+        return entries[None] if len(like) == 1 else entries
+
+    def at(self, half: Float[Tensor, "*half"]) -> Tensor:
+        """Return numbers of both texts where the tangents have theirs."""
+        return half if self.places is None else half[self.places]
+
+
+class Secant(torch.autograd.Function):
+    """An operation whose linear map between both texts runs in both directions."""
+
+    @classmethod
+    def apply(cls, *inputs: Any) -> Any:
+        """Run the operation in a pass of texts, or of texts and tangents."""
+        rows = Rows.running()
+        if rows is None:
+            return super().apply(*inputs)
+        with torch._C.DisableTorchFunction():
+            return cls.push(rows, *inputs)
+
+    @staticmethod
+    def push(rows: Rows, *inputs: Any) -> Tensor:
+        """Return the output of both texts, and that of the tangents by the secant."""
+        raise NotImplementedError
 
 
 def log_mean(p: Tensor, q: Tensor, difference: Tensor) -> Tensor:
@@ -152,7 +250,7 @@ def log_mean(p: Tensor, q: Tensor, difference: Tensor) -> Tensor:
 # Secants: each is linear from the change of its input to that of its output, without an error.
 
 
-class Elementwise(torch.autograd.Function):
+class Elementwise(Secant):
     """A function of each number: (f(a) - f(b)) / (a - b)."""
 
     @staticmethod
@@ -166,20 +264,34 @@ class Elementwise(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
         x, y = kept(ctx)
-        (a, b), (first, second) = pair(x), pair(y)
-        d = torch.where(a == b, 0.0, a - b)  # both may be -inf
-        quotient = (first - second) / torch.where(d == 0, 1.0, d)
-        # The mean of the derivative between both, by three Gauss points.
-        mean_slope = torch.zeros_like(d)
-        for point, weight in GAUSS:
-            at = b + point * d
-            mean_slope = mean_slope + weight * _derivative(ctx.f, torch.cat([at, at]))[: len(at)]
-        # It is taken where the quotient cancels: where both agree within rounding.
-        size = a.abs() + b.abs()
-        rounding = 8 * torch.finfo(d.dtype).eps * (first.abs() + second.abs() + size)
-        agree = (mean_slope - quotient).abs() * d.abs() <= rounding
-        near = (d.abs() <= 1e-2 * (1 + size)) & agree
-        return (pair(g) * torch.where(near, mean_slope, quotient)).flatten(0, 1), None
+        return (pair(g) * mean_slope(ctx.f, pair(x), pair(y))).flatten(0, 1), None
+
+    @staticmethod
+    def push(rows: Rows, x: Tensor, f: Function) -> Tensor:
+        both, tangents = rows.split(x)
+        y = f(both.flatten(0, 1)).unflatten(0, (2, -1))
+        return rows.join(y, tangents * rows.at(mean_slope(f, both, y)), x)
+
+
+@torch.no_grad()
+def mean_slope(
+    f: Function, x: Float[Tensor, "2 *half"], y: Float[Tensor, "2 *half"]
+) -> Float[Tensor, "*half"]:
+    """Return the slope of a function of each number between both texts, x and y = f(x)."""
+    (a, b), (first, second) = x, y
+    d = torch.where(a == b, 0.0, a - b)  # both may be -inf
+    quotient = (first - second) / torch.where(d == 0, 1.0, d)
+    # The mean of the derivative between both, by three Gauss points.
+    slope = torch.zeros_like(d)
+    for point, weight in GAUSS:
+        at = b + point * d
+        slope = slope + weight * _derivative(f, torch.cat([at, at]))[: len(at)]
+    # It is taken where the quotient cancels: where both agree within rounding.
+    size = a.abs() + b.abs()
+    rounding = 8 * torch.finfo(d.dtype).eps * (first.abs() + second.abs() + size)
+    agree = (slope - quotient).abs() * d.abs() <= rounding
+    near = (d.abs() <= 1e-2 * (1 + size)) & agree
+    return torch.where(near, slope, quotient)
 
 
 def _derivative(f: Function, x: Tensor) -> Tensor:
@@ -192,7 +304,7 @@ def _derivative(f: Function, x: Tensor) -> Tensor:
     return slope
 
 
-class Multiply(torch.autograd.Function):
+class Multiply(Secant):
     """a b: each factor gets the mean of the other."""
 
     @staticmethod
@@ -208,8 +320,12 @@ class Multiply(torch.autograd.Function):
         a, b = kept(ctx)
         return (g * mean(b)).sum_to_size(a.shape), (g * mean(a)).sum_to_size(b.shape)
 
+    @staticmethod
+    def push(rows: Rows, a: Tensor, b: Tensor) -> Tensor:
+        return _product(rows, torch.mul, a, b)
 
-class MatrixProduct(torch.autograd.Function):
+
+class MatrixProduct(Secant):
     """A B of matrices: each factor gets the mean of the other."""
 
     @staticmethod
@@ -229,8 +345,19 @@ class MatrixProduct(torch.autograd.Function):
         of_a, of_b = (w.sum_to_size(shape) for w, shape in zip((of_a, of_b), shapes, strict=True))
         return whole(of_a), whole(of_b)
 
+    @staticmethod
+    def push(rows: Rows, a: Tensor, b: Tensor) -> Tensor:
+        return _product(rows, torch.matmul, a, b)
 
-class Linear(torch.autograd.Function):
+
+def _product(rows: Rows, f: Callable[[Tensor, Tensor], Tensor], a: Tensor, b: Tensor) -> Tensor:
+    """Return a product of two activations, D(ab) = mean(a) Db + mean(b) Da."""
+    (first, of_a), (second, of_b) = rows.split(a), rows.split(b)
+    tangents = f(of_a, rows.at(second.mean(0))) + f(rows.at(first.mean(0)), of_b)
+    return rows.join(f(first, second), tangents, a)
+
+
+class Linear(Secant):
     """W x + b with constants W and b."""
 
     @staticmethod
@@ -245,8 +372,16 @@ class Linear(torch.autograd.Function):
             return g @ W, None, None
         return whole(sides(g) @ W), None, None
 
+    @staticmethod
+    def push(rows: Rows, x: Tensor, W: Tensor, b: Tensor | None) -> Tensor:
+        y = functional.linear(x, W)
+        if b is None:
+            return y
+        both, tangents = rows.split(y)
+        return rows.join(both + b, tangents, x)
 
-class TwoFactors(torch.autograd.Function):
+
+class TwoFactors(Secant):
     """An operation that is linear in each of two activations: the derivative at the mean."""
 
     @staticmethod
@@ -266,8 +401,17 @@ class TwoFactors(torch.autograd.Function):
             (of_b,) = torch.autograd.grad(ctx.f(mean(a).detach(), b), b, g)
         return of_a, of_b, None
 
+    @staticmethod
+    def push(rows: Rows, a: Tensor, b: Tensor, f: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        (a, of_a), (b, of_b) = rows.split(a), rows.split(b)
+        means = (x.mean(0).expand(rows.count, *x.shape[1:]).flatten(0, 1) for x in (a, b))
+        a_mean, b_mean = means
+        tangents = f(of_a.flatten(0, 1), b_mean) + f(a_mean, of_b.flatten(0, 1))
+        y = f(a.flatten(0, 1), b.flatten(0, 1))
+        return torch.cat([y, tangents])
 
-class Softmax(torch.autograd.Function):
+
+class Softmax(Secant):
     """p = softmax(s) over the last axis: dp_i = L_i (ds_i - sum L ds / sum L).
 
     `seen` is 1 where a score is seen, and 0 where it is masked.
@@ -283,6 +427,12 @@ class Softmax(torch.autograd.Function):
         (s,) = kept(ctx)
         of_scores, of_seen = softmax_secant(s.log_softmax(-1), pair(g))
         return whole(of_scores), whole(of_seen) if ctx.needs_input_grad[1] else None
+
+    @staticmethod
+    def push(rows: Rows, s: Tensor, seen: Tensor | None) -> Tensor:
+        both, tangents = rows.split(s)
+        logs = both.log_softmax(-1)
+        return rows.join(logs.exp(), softmax_tangents(rows, logs, tangents), s)
 
 
 def softmax_secant(
@@ -300,12 +450,22 @@ def softmax_secant(
     return means * centred, pair(logs.exp()).sum(0) * centred
 
 
+def softmax_tangents(
+    rows: Rows, logs: Float[Tensor, "2 *half"], tangents: Float[Tensor, "count *half"]
+) -> Float[Tensor, "count *half"]:
+    """Return the tangents of probabilities, given those of scores."""
+    means = rows.at(_log_means(logs))
+    total = means.sum(-1, keepdim=True)
+    inner = (means * tangents).sum(-1, keepdim=True)
+    return means * (tangents - inner / torch.where(total == 0, 1.0, total))
+
+
 def _log_means(logs: Float[Tensor, "2 *shape"]) -> Tensor:
     p, q = logs.exp()
     return log_mean(p, q, logs[0] - logs[1])
 
 
-class LogSumExp(torch.autograd.Function):
+class LogSumExp(Secant):
     """log sum exp s over the last axis, which stays: sum L ds / sum L."""
 
     @staticmethod
@@ -319,8 +479,15 @@ class LogSumExp(torch.autograd.Function):
         means = _log_means(pair(s.log_softmax(-1)))
         return (pair(g) * means / means.sum(-1, keepdim=True)).flatten(0, 1)
 
+    @staticmethod
+    def push(rows: Rows, s: Tensor) -> Tensor:
+        both, tangents = rows.split(s)
+        means = rows.at(_log_means(both.log_softmax(-1)))
+        changed = (means * tangents).sum(-1, keepdim=True) / means.sum(-1, keepdim=True)
+        return rows.join(both.logsumexp(-1, keepdim=True), changed, s)
 
-class Attend(torch.autograd.Function):
+
+class Attend(Secant):
     """softmax(q k' scale + mask) v, in blocks of heads, so that few patterns exist at once."""
 
     @staticmethod
@@ -353,8 +520,32 @@ class Attend(torch.autograd.Function):
                     block += whole(of_block).sum_to_size(block.shape)
         return *map(whole, adjoints), of_mask, None, of_seen
 
+    @staticmethod
+    def push(
+        rows: Rows, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, seen: Tensor | None
+    ) -> Tensor:
+        split = [rows.split(x) for x in (q, k, v)]
+        texts, tangents = ([x.flatten(0, 1) for x in side] for side in zip(*split, strict=True))
+        of_mask = None
+        if len(mask) > 2:
+            mask, of_mask = (x.flatten(0, 1) for x in rows.split(mask))
+        call = AttentionCall(*texts, mask, scale)
+        means = [half_mean(x) for x in texts]
+        blocks = []
+        for heads in head_blocks(q.shape[1], len(q) * q.shape[2] * k.shape[2] * q.element_size()):
+            q_mean, k_mean, v_mean = (x[:, heads] for x in means)
+            of_q, of_k, of_v = (x[:, heads] for x in tangents)
+            of_scores = scale * (of_q @ k_mean.mT + q_mean @ of_k.mT)
+            if of_mask is not None:
+                of_scores = of_scores + (of_mask if of_mask.shape[1] == 1 else of_mask[:, heads])
+            logs = call.logs(heads).unflatten(0, (2, -1))
+            of_pattern = softmax_tangents(rows, logs, of_scores[:, None])[:, 0]
+            blocks.append(of_pattern @ v_mean + logs.exp().mean(0) @ of_v)
+        y = functional.scaled_dot_product_attention(*texts, attn_mask=mask, scale=scale)
+        return torch.cat([y, torch.cat(blocks, 1)])
 
-class Gather(torch.autograd.Function):
+
+class Gather(Secant):
     """x at chosen places of the last axis: a product of x and of what was chosen, one-hot."""
 
     @staticmethod
@@ -370,8 +561,15 @@ class Gather(torch.autograd.Function):
         g = g.unsqueeze(-1)
         return (g * mean(chosen)).sum(-2), g * means.unsqueeze(-2), None
 
+    @staticmethod
+    def push(rows: Rows, x: Tensor, chosen: Tensor, index: Tensor) -> Tensor:
+        both, tangents = rows.split(x)
+        share = rows.split(chosen)[0].mean(0)
+        y = both.gather(-1, rows.split(index)[0])
+        return rows.join(y, (tangents.unsqueeze(-2) * share).sum(-1), x)
 
-class Where(torch.autograd.Function):
+
+class Where(Secant):
     """a where chosen is 1, and b where it is 0: products with what was chosen."""
 
     @staticmethod
@@ -389,8 +587,15 @@ class Where(torch.autograd.Function):
         )
         return of_choice, (g * shares).sum_to_size(a.shape), (g * (1 - shares)).sum_to_size(b.shape)
 
+    @staticmethod
+    def push(rows: Rows, chosen: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        (mask, _), (a, of_a), (b, of_b) = map(rows.split, (chosen, a, b))
+        share = mask.mean(0)
+        tangents = share * of_a + (1 - share) * of_b
+        return rows.join(torch.where(mask.bool(), a, b), tangents, chosen)
 
-class Solve(torch.autograd.Function):
+
+class Solve(Secant):
     """X of A X = B with a triangular A: mean(A) dX = dB - dA mean(X)."""
 
     @staticmethod
@@ -410,3 +615,14 @@ class Solve(torch.autograd.Function):
         )
         of_A = -of_B @ X.transpose(-1, -2)
         return of_A.triu(int(unit)) if upper else of_A.tril(-int(unit)), of_B, None, None
+
+    @staticmethod
+    def push(rows: Rows, A: Tensor, B: Tensor, upper: bool, unit: bool) -> Tensor:
+        def solved(A: Tensor, B: Tensor) -> Tensor:
+            return torch.linalg.solve_triangular(A, B, upper=upper, unitriangular=unit)
+
+        (A, of_A), (B, of_B) = rows.split(A), rows.split(B)
+        X = solved(A, B)
+        of_A = of_A.triu(int(unit)) if upper else of_A.tril(-int(unit))
+        tangents = solved(A.mean(0).expand_as(of_A), of_B - of_A @ X.mean(0))
+        return rows.join(X, tangents, X)

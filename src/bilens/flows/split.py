@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bilens.checks import ROUNDING, check_sum, detached
 from bilens.errors import BilensError
-from bilens.flows.ablation import measurable, name_by_measurement
+from bilens.flows.ablation import with_effects
 from bilens.flows.adjoints import Adjoints, LayerGraph, start_flows, token_flows
 from bilens.flows.audit import TextPair, check_pass, check_rules
 from bilens.flows.fitted import Fitted, Score, fit
@@ -29,6 +29,7 @@ from bilens.flows.question import (
 )
 from bilens.flows.rules import Rules, rule
 from bilens.flows.sources import AnyModel, opened
+from bilens.flows.token_lens import labelled
 from bilens.language.names import TokenDirection, names_of, shown_tokens
 from bilens.options import Target
 from bilens.settings import Between
@@ -56,7 +57,8 @@ def flow(  # noqa: PLR0913  the fields of a question
     against: Against | None = None,
     replace: Mapping[str, str] | None = None,
     target: Target = "logit",
-    ablate: Annotated[int, Between(0)] = DRAWN,
+    labels: Annotated[int, Between(0)] = DRAWN,
+    ablate: Annotated[int, Between(0)] = 0,
 ) -> Flow:
     """Split the change of a logit between two texts over a model's parts.
 
@@ -90,9 +92,10 @@ def flow(  # noqa: PLR0913  the fields of a question
             mean embedding of the vocabulary at all tokens but the first.
         replace: words of the text and the words that the second run has instead.
         target: the logit before a soft cap, the log-probability or the probability of the token.
-        ablate: number of the strongest nodes whose effect is measured in the running model, and
-            which are named by the tokens that it changes; none of a model that changes the stream
-            between its layers.
+        labels: number of the strongest nodes that are named by the tokens that they raise and
+            lower, see `lens`; none of a model whose layers read more than the stream.
+        ablate: number of the strongest nodes whose effect is measured in the running model; none
+            of a model that changes the stream between its layers.
 
     Returns:
         The flow of every head, MLP and token; `top(k)` is the graph of the strongest.
@@ -113,8 +116,7 @@ def flow(  # noqa: PLR0913  the fields of a question
         token, minus = likely.token, minus if names_of(minus) else likely.minus
     question = Question(text, token, minus, against, target=target, position=position)
     (through,) = flows(model, [question])
-    named = measurable(through)[:ablate]
-    result = name_by_measurement(model, through, named)
+    result = with_effects(model, labelled(model, through, labels), ablate)
     through.origin.release()
     return result
 

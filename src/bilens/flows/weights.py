@@ -210,8 +210,6 @@ def _experts(model: ResidualModel, flow: Flow, part: Part) -> PartWeights:
         "expert": [node.number for node in nodes],
         "flow": [node.flow for node in nodes],
         "measured effect": [-effect.actual for effect in effects],
-        "raises": [", ".join(effect.raises) for effect in effects],
-        "lowers": [", ".join(effect.lowers) for effect in effects],
     }
     weights = {f"experts of mlp.{layer}": columns}
     return PartWeights(_named(flow, part), whole.flow, -together.actual, None, weights)

@@ -90,8 +90,9 @@ def circuit_plot(reading: CircuitReading, *, width: int = CHART, model: str = ""
         tasks = [circuit.task for circuit in reading.circuits]
         values = torch.tensor([[x.restored.value for x in row] for row in reading.transfer])
         title = "Share of the change restored"
+        words = [[f"{x:.2f}" for x in row] for row in values.tolist()]
         return heat_figure(
-            values, tasks, tasks, title=title, across="questions", down="circuit", numbers=True
+            values, tasks, tasks, title=title, across="questions", down="circuit", words=words
         )
     return _picture(reading, reading.circuits[0], width, model)
 

@@ -18,7 +18,7 @@ from bilens.flows.nodes import node_columns, strongest_first
 from bilens.flows.reading import FlowPage, FlowReading
 from bilens.flows.summary import LanguageSummary
 from bilens.flows.weights import PartWeights
-from bilens.pages import diff  # noqa: F401  it registers its page
+from bilens.pages import diff, lens  # noqa: F401  they register their pages
 from bilens.pages.graph import WIDE
 from bilens.pages.layout import plot_of, sections_of
 from bilens.sections import FlowDrawing, Picture, Section, Table, signed
@@ -45,8 +45,8 @@ def flow_sections(reading: FlowReading) -> list[Section]:
         "Positions are across, layers upwards. A square is a head: its line comes from the "
         "token that it attends to. A circle is an MLP at a position, or a token. Area is "
         "|flow|; blue raises the logit, red lowers it. Curves are the edges with the largest "
-        "weight on paths to the logit. A node is named by its effect in the running model: "
-        "next tokens that are more likely with it (raises) or less likely (lowers). At every "
+        "weight on paths to the logit. A node is named by the next tokens that its change "
+        "makes more likely (raises) or less likely (lowers), carried forward exactly. At every "
         "node as much flows in as flows out. Select a node to see its own edges."
     )
     if any(node.sink for node in reading.page.nodes):

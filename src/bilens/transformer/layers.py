@@ -510,7 +510,11 @@ class Modules(NormedInput):
         return self.logit_scale * weight.T, bias
 
     def logits(self, x: Float[Tensor, "rows d_model"]) -> Float[Tensor, "rows vocab"]:
-        """Return the logits of streams after the last layer, after a soft cap, in the type of x.
+        """Return the logits of streams after the last layer, after a soft cap, in the type of x."""
+        return self.capped(self.uncapped(x))
+
+    def uncapped(self, x: Float[Tensor, "rows d_model"]) -> Float[Tensor, "rows vocab"]:
+        """Return the logits before a soft cap.
 
         A table that is stored in another type is widened block by block, also backward.
         """
@@ -524,7 +528,7 @@ class Modules(NormedInput):
             with made_again([(wide, rows)]) if not same else nullcontext():
                 blocks.append(n @ wide.T)
         z = torch.cat(blocks, -1) if len(blocks) > 1 else blocks[0]
-        return self.capped(self.logit_scale * (z if bias is None else z + bias.to(x)))
+        return self.logit_scale * (z if bias is None else z + bias.to(x))
 
     def capped(self, z: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch n"]:
         """Return logits after the soft cap, c tanh(z / c), or as they are without one."""

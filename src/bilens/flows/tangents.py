@@ -1,0 +1,303 @@
+"""Tangents: changes of parts that are carried forward through a model, by the rules of flows.
+
+A backward pass of secants is linear in its adjoint, and this is its transpose. Both texts run side
+by side, and below them in the first axis as many tangents as are asked for: each operation has its
+secant for these. Over any cut of a model, what the changes of its parts become adds up to the
+change of all logits between the texts.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from bilens.flows.adjoints import Adjoints
+from bilens.flows.modules import Hook, module_hooks
+from bilens.flows.rules import Rules, make_leaf, mark
+from bilens.flows.secants import Rows, UnknownOperationError
+from bilens.hooks import hooked
+from bilens.transformer.places import LayerPlaces
+from bilens.transformer.running import first_output, with_input
+
+
+class TangentRules(Rules):
+    """Rules of a pass of texts and tangents, which needs no graph.
+
+    Constants are those of the texts: a term that is added to both is none of a tangent.
+    """
+
+    def __init__(self, rows: Rows) -> None:
+        super().__init__(2 + rows.count)
+        self.rows = rows
+
+    def chosen(self, one_hot: Tensor, like: Tensor) -> Tensor:
+        """Return what was chosen, which no part has changed."""
+        x = self.spread(one_hot, like).to(like.dtype)
+        if self.rows.of(one_hot, like) == 2:
+            first, second = one_hot.to(like.dtype).unflatten(0, (2, -1))
+            tangents = x.new_zeros(self._tangents(first))
+            x = self.rows.join(torch.stack([first, second]), tangents, x)
+        else:
+            both, tangents = self.rows.split(one_hot.to(like.dtype))
+            x = self.rows.join(both, tangents, x)
+        return make_leaf(x)
+
+    def _tangents(self, half: Tensor) -> tuple[int, ...]:
+        return (self.rows.count, *half.shape)
+
+    def known(self, x: Any, like: Any) -> Any:
+        """Return a factor, in the rows of the other one."""
+        x = super().known(x, like)
+        if not isinstance(x, Tensor) or x.requires_grad or not isinstance(like, Tensor):
+            return x
+        return self.spread(x, like)
+
+    def summand(self, x: Any, like: Any) -> Any:
+        """Return a term of a sum; a constant is 0 in the rows of tangents."""
+        x = self.known(x, like)
+        if isinstance(x, Tensor) and x.requires_grad:
+            return x
+        value = torch.as_tensor(x, dtype=like.dtype, device=like.device)
+        return torch.where(self._of_texts(like), value, 0.0)
+
+    def spread(self, x: Tensor, like: Tensor) -> Tensor:
+        """Return what is no activation in the rows of one; tangents have that of the first text."""
+        of = self.rows.of(x, like)
+        if not of:
+            return x
+        rows = x.unflatten(0, (of, -1))
+        tangents = rows[:1].expand(self._tangents(rows[0]))
+        return torch.cat([rows[:2], tangents]).flatten(0, 1)
+
+    def write(self, func: Any, x: Tensor, index: Any, value: Any) -> None:
+        """Write numbers into places of an activation; constants are 0 in the rows of tangents."""
+        func(x, index, value)
+        if not (isinstance(value, Tensor) and value.requires_grad):
+            written = torch.zeros(x.shape, dtype=torch.bool, device=x.device)
+            written[index] = True
+            x.masked_fill_(written & ~self._of_texts(x), 0.0)
+
+    def in_either(self, asked: Tensor) -> Tensor:
+        """Return where something holds in either text, for all rows."""
+        rows = asked.unflatten(0, (2 + self.rows.count, -1))
+        return rows[:2].any(0).expand_as(rows).flatten(0, 1)
+
+    def _of_texts(self, like: Tensor) -> Tensor:
+        """Return which rows of an activation are those of texts, with its axes."""
+        axis = int(self.rows.places is not None and len(like) == 1)
+        size = like.shape[axis]
+        in_rows = self.rows.places is None
+        texts = 2 * size // (2 + self.rows.count) if in_rows else 2 * self.rows.time
+        column = torch.arange(size, device=like.device) < texts
+        return column.view(*[1] * axis, size, *[1] * (like.dim() - axis - 1))
+
+
+class Start(NamedTuple):
+    """A change of a part that is carried forward.
+
+    Attributes:
+        layer: its layer.
+        place: whether it is in the stream before the layer, in the mixed values of heads, or in the
+            output of the MLP.
+        position: its position.
+        change: of the numbers there.
+        first: number of the first of them.
+    """
+
+    layer: int
+    place: str
+    position: int
+    change: Float[Tensor, " width"]
+    first: int = 0
+
+    def put(self, rows: Float[Tensor, "time width"]) -> None:
+        """Add the change to a tangent."""
+        rows[self.position, self.first : self.first + len(self.change)] += self.change
+
+
+class Tangents:
+    """Passes of tangents through the layers of a model, between the two texts of a question.
+
+    Args:
+        adjoints: the pass of the question under rules.
+    """
+
+    def __init__(self, adjoints: Adjoints) -> None:
+        self.adjoints, self.places = adjoints, adjoints.places
+        if adjoints.changes_stream:
+            raise UnknownOperationError(
+                f"no tangents pass {type(self.places.model).__name__}, which changes the stream "
+                "between its layers"
+            )
+
+    def carry(
+        self, starts: Sequence[Start], until: int | None = None
+    ) -> Float[Tensor, "starts time d_model"]:
+        """Return the change of the last stream by each change of a part alone.
+
+        With `until` it is that of the stream before this layer.
+        """
+        order = sorted(range(len(starts)), key=lambda i: starts[i].layer)
+        stream = self.adjoints.graphs[0].stream.leaf
+        carried = stream.new_zeros(0, *stream.shape[1:])
+        left = [starts[i] for i in order]
+        here: list[Start] = []
+        with self.places.context():
+            for layer in range(left[0].layer, len(self.places.layers) if until is None else until):
+                here += (new := [start for start in left if start.layer == layer])
+                carried = torch.cat([carried, stream.new_zeros(len(new), *stream.shape[1:])])
+                carried = self._layer(layer, carried, here)
+        return carried[torch.tensor(order, device=carried.device).argsort()]
+
+    def _layer(self, number: int, tangents: Tensor, starts: Sequence[Start]) -> Tensor:
+        """Carry tangents through a layer, in which some start."""
+        rows = Rows(len(tangents))
+        place, stream = self.places.layers[number], self.adjoints.graphs[number].stream
+        args, kwargs = _detached(self.adjoints.calls[number])
+
+        @_aside
+        def starting(kind: str, x: Tensor) -> Tensor:
+            """Add the changes that start at a place to their tangents."""
+            here = [i for i, s in enumerate(starts) if (s.layer, s.place) == (number, kind)]
+            if not here:
+                return x
+            added = x.new_zeros(rows.count + 2, rows.time, x.shape[-1])
+            for i in here:
+                starts[i].put(added[2 + i])
+            return x + added.reshape(x.shape)
+
+        rows.time = tangents.shape[1]
+        hooks = _hooks(place, rows, starts, starting)
+        mode = TangentRules(rows)
+        own = module_hooks(place.module, lambda: mode)
+        x = torch.cat([stream.leaf.detach(), tangents])
+        with (
+            torch.enable_grad(),
+            hooked([*hooks[0], *own[0]], [*own[1], *hooks[1]]),
+            rows.run(),
+            mode,
+        ):
+            x = make_leaf(starting("stream", x))
+            args, kwargs = with_input(x, args, kwargs)
+            y = first_output(place.module(*args, **kwargs))
+        return y.detach()[2:]
+
+    def at_answer(self, tangents: Float[Tensor, "starts time d_model"]) -> Float[Tensor, " starts"]:
+        """Return the change of the metric by each change of the last stream."""
+        w = self.adjoints.of_last[:1]
+        return (w * tangents[:, -w.shape[1] :]).flatten(1).sum(1)
+
+    def logits(
+        self, tangents: Float[Tensor, "starts time d_model"], length: int
+    ) -> tuple[Float[Tensor, "length 2 vocab"], Float[Tensor, "length starts vocab"]]:
+        """Return the logits of both texts, and their changes, at the last positions.
+
+        They are those before a soft cap, as flows have them.
+        """
+        rows, last = Rows(len(tangents)), self.adjoints.last.leaf.detach()
+        x = torch.cat([last[:, -length:], tangents[:, -length:]])
+        found = []
+        for place in range(length):
+            with torch.enable_grad(), rows.run(), TangentRules(rows):
+                z = self._logits(make_leaf(x[:, place]))
+            found.append(z.detach())
+        z = torch.stack(found)
+        return z[:, :2], z[:, 2:]
+
+    def _logits(self, x: Tensor) -> Tensor:
+        if (modules := self.places.modules) is None:
+            return self.places.own_logits(x)
+        return modules.uncapped(x)
+
+    def of_token(self, position: int, change: Float[Tensor, " d_model"]) -> Start:
+        """Return the start of a token: its change in the stream before the first layer."""
+        embedding, stream = self.adjoints.embedding, self.adjoints.graphs[0].stream
+        half = torch.zeros_like(embedding.leaf[:1])
+        half[0, position] = change / 2
+        both = torch.cat([half, -half])
+        with torch.enable_grad():
+            g = torch.zeros_like(stream.value).requires_grad_()
+            (w,) = torch.autograd.grad(
+                stream.value, embedding.leaf, g, create_graph=True, retain_graph=True
+            )
+            ((first, second),) = torch.autograd.grad(w, g, both)
+        return Start(0, "stream", position, (first - second)[position].detach())
+
+
+def _hooks(
+    place: LayerPlaces,
+    rows: Rows,
+    starts: Sequence[Start],
+    starting: Callable[[str, Tensor], Tensor],
+) -> tuple[list[Hook], list[Hook]]:
+    """Return hooks at which changes start, and by which tangents skip positions before theirs."""
+
+    def start_heads(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return (starting("heads", args[0]), *args[1:]), kwargs
+
+    def start_mlp(_: nn.Module, __: Any, ___: Any, output: Any) -> Any:
+        y = starting("mlp", first_output(output))
+        return (y, *output[1:]) if isinstance(output, tuple) else y
+
+    at = [(i, p) for i, start in enumerate(starts) for p in range(start.position, rows.time)]
+    numbers, places = torch.tensor(at, device=starts[0].change.device).T
+    skips = len(at) < rows.count * rows.time
+
+    @_aside
+    def long_text(x: Tensor) -> Tensor:
+        return torch.cat([x[:2].flatten(0, 1), x[2 + numbers, places]])[None]
+
+    def cut(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        x = args[0] if args else None
+        if not (isinstance(x, Tensor) and x.shape[:2] == (2 + rows.count, rows.time)):
+            return None
+        rows.places = places
+        return (long_text(x), *args[1:]), kwargs
+
+    @_aside
+    def apart(y: Tensor) -> Tensor:
+        texts = 2 * rows.time
+        tangents = y.new_zeros(rows.count, rows.time, y.shape[-1])
+        tangents = tangents.index_put((numbers, places), y[0, texts:])
+        return torch.cat([y[0, :texts].unflatten(0, (2, rows.time)), tangents])
+
+    def join(_: nn.Module, __: Any, ___: Any, y: Any) -> Any:
+        if rows.places is None:
+            return None
+        rows.places = None
+        return apart(y)
+
+    # Experts take the tokens of all texts as one list.
+    mixes = place.mlp if place.experts is not None else None
+    modules = [x for x in dict.fromkeys(place.by_position) if skips and x is not mixes]
+    before: list[Hook] = [] if place.heads is None else [(place.heads, start_heads)]
+    after: list[Hook] = [] if place.mlp is None else [(place.mlp, start_mlp)]
+    return (
+        [*before, *((module, cut) for module in modules)],
+        [*((module, join) for module in modules), *after],
+    )
+
+
+def _detached(value: Any) -> Any:
+    """Return nested arguments without graphs."""
+    if isinstance(value, Tensor):
+        return value.detach()
+    if isinstance(value, dict):
+        return {name: _detached(x) for name, x in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(_detached, value))
+    return value
+
+
+def _aside(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Let a function of activations run outside of rules."""
+
+    def run(*inputs: Any) -> Tensor:
+        with torch._C.DisableTorchFunction():
+            result = function(*inputs)
+            mark(result)
+        return result
+
+    return run

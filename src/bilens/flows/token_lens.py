@@ -1,0 +1,126 @@
+"""The lens: the change of every logit by a part that changes between two texts, and its labels."""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from bilens.checks import ROUNDING, detached
+from bilens.errors import BilensError
+from bilens.flows.graph import Flow
+from bilens.flows.labels import both_sides, token_scores
+from bilens.flows.nodes import Node
+from bilens.flows.secants import UnknownOperationError
+from bilens.flows.tangents import Start, Tangents
+from bilens.transformer import ResidualModel
+from bilens.transformer.places import Places
+
+KINDS = ("head", "mlp", "token")
+"""Kinds of nodes whose changes are carried forward."""
+WORDS = 4
+"""Most tokens that a node is said to raise, and to lower."""
+
+
+class LogitChanges(NamedTuple):
+    """Changes of all logits before a soft cap by some parts, at each position that predicts.
+
+    Attributes:
+        logits: those of both texts.
+        changes: of each part.
+    """
+
+    logits: Float[Tensor, "positions 2 vocab"]
+    changes: Float[Tensor, "positions parts vocab"]
+
+    def scores(self, places: Places) -> Float[Tensor, "parts vocab"]:
+        """Return by how much each part raises each token; see `token_scores`.
+
+        It is taken from the first text, and put into the second one.
+        """
+        total = torch.zeros(())
+        cap = (lambda z: z) if places.modules is None else places.modules.capped
+        for (first, second), changes in zip(self.logits, self.changes, strict=True):
+            total = total + token_scores(cap(first[None]), cap(first - changes)).cpu()
+            total = total + token_scores(cap(second + changes), cap(second[None])).cpu()
+        return total
+
+
+@detached
+def lens(flow: Flow, node: Node) -> Float[Tensor, " vocab"]:
+    """Return the change of every logit, before a soft cap, by a node of a flow.
+
+    The change of the node's output between the texts is carried forward by the secants of all that
+    follows. Over nodes that cut the model, such as all tokens, these changes add up to that of the
+    logits. At the answer it is the flow of the node.
+
+        flow = bilens.flow(model, "The keys", " are", minus=" is", against="The key")
+        bilens.lens(flow, flow.nodes[0]).topk(5)
+
+    Args:
+        flow: a flow between two texts, of `bilens.flow`.
+        node: a head, an MLP or a token of it.
+
+    Raises:
+        BilensError: it is none of these, or layers of the model read more than the stream.
+    """
+    kept, found = logit_changes(flow, [node])
+    if not kept:
+        raise UnknownOperationError(
+            f"{node.address} is read otherwise than from the stream, expected a node of which "
+            "all later layers read the stream"
+        )
+    return found.changes[0, 0]
+
+
+def logit_changes(flow: Flow, nodes: Sequence[Node]) -> tuple[list[Node], LogitChanges]:
+    """Return the changes of all logits by each of some nodes, and the nodes; see `lens`.
+
+    Those are left out which later layers read otherwise than from the stream.
+
+    Raises:
+        UnknownOperationError: an operation has no rule.
+    """
+    for node in nodes:
+        if node.kind not in KINDS:
+            raise BilensError(f"node is {node.address}, expected a head, an MLP or a token")
+    tangents = Tangents(flow.adjoints)
+    carried = tangents.carry(starts_of(flow, nodes, tangents))
+    # What reaches the answer is the flow of the node.
+    allowed = ROUNDING * (flow.absolute + sum(map(abs, flow.values)))
+    reached = tangents.at_answer(carried).tolist()
+    kept = [i for i, node in enumerate(nodes) if abs(reached[i] - node.flow) <= allowed]
+    logits = tangents.logits(carried[kept], len(flow.fitted.spoken) or 1)
+    return [nodes[i] for i in kept], LogitChanges(*logits)
+
+
+def starts_of(flow: Flow, nodes: Sequence[Node], tangents: Tangents) -> list[Start]:
+    """Return the changes of the outputs of nodes, at their places."""
+    starts = []
+    for node, change in zip(nodes, flow.written(nodes), strict=True):
+        position = node.position or 0
+        if node.kind == "token":
+            starts.append(tangents.of_token(position, change))
+            continue
+        first = (node.number or 0) * len(change) if node.kind == "head" else 0
+        place = "heads" if node.kind == "head" else "mlp"
+        starts.append(Start(node.layer or 0, place, position, change, first))
+    return starts
+
+
+def labelled(model: ResidualModel, flow: Flow, count: int) -> Flow:
+    """Return a flow whose strongest nodes have the tokens that they raise and lower.
+
+    Nodes have none that later layers read otherwise than from the stream.
+    """
+    nodes = [node for node in flow.nodes if node.kind in KINDS][:count]
+    named: list[Node] = []
+    with suppress(UnknownOperationError):
+        kept, found = logit_changes(flow, nodes) if nodes else ([], None)
+        for node, scores in zip(kept, found.scores(model.places) if kept else (), strict=True):
+            raises, lowers = both_sides(model, scores, WORDS)
+            named.append(replace(node, raises=raises, lowers=lowers))
+    return replace(flow, named=tuple(named))
