@@ -95,7 +95,6 @@ def questions(model: ResidualModel, name: str) -> list[Question]:
 # What each function is called with: the model, its name, and a folder.
 ASKED = {
     "flow": lambda m, name: flows.flow(m, *both(m, name)[0], **both(m, name)[1]),
-    "lens": lambda m, name: flows.lens(through(m, name), through(m, name).nodes[0]),
     "read_lens": lambda m, name: flows.read_lens(m, texts_of(name)[0], layers=2),
     "diff": lambda m, name: flows.diff(m, *diff_of(name)),
     "adjoints_of": lambda m, name: flows.adjoints_of(m, questions(m, name)[:1]),
@@ -147,6 +146,7 @@ COMMANDS_OF_TEXTS = {
     "flow": "--prompt TEXT --against OTHER --token TOKEN --minus MINUS --output {}/flow.html",
     "flow of one text": "--prompt TEXT --save-graph {}/graph.json",
     "circuit": "--prompt TEXT --against OTHER --token TOKEN --minus MINUS --output {}/circuit.html",
+    "lens": "--prompt TEXT --against OTHER --layers 2 --output {}/lens.html",
     "task-directions": "--questions FILE --k 2 --output {}/directions.html",
     "contexts": "--token TOKEN --layer 0 --data TEXTS",
     "ngrams": "--token TOKEN --layer 0 --among 20 --output {}/ngrams.html",
