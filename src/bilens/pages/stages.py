@@ -8,8 +8,8 @@ from matplotlib.axes import Axes
 from bilens.circuits.stages import ROWS, Row, Stages
 from bilens.figures.sheet import BLUE, GREY, INK, LINE, PIXEL, RED, Figure, empty_figure, styled
 
-LETTERS = 10
-"""Pixels of the smallest letters, at every width."""
+LETTERS, LETTER = 10, 6.5
+"""Pixels of the smallest letters, at every width, and about as wide as one of them is."""
 BESIDE, ABOVE, BELOW, HIGH = 88, 8, 46, 34
 """Pixels left of the axes, between title and axes, below them, and of a row."""
 
@@ -46,7 +46,7 @@ def stages_figure(
     axes.spines["left"].set_visible(False)
     for line in range(1, len(rows)):
         axes.axhline(line, color=LINE, linewidth=0.5)
-    _draw_stages(axes, found, rows)
+    _draw_stages(axes, found, rows, width - BESIDE - 10)
     _draw_cuts(axes, found, rows)
     return figure
 
@@ -60,22 +60,29 @@ def _name(row: Row) -> str:
     return f"{row.role}: {'heads' if row.kind == 'heads' else 'MLPs'}"
 
 
-def _draw_stages(axes: Axes, found: Stages, rows: list[Row]) -> None:
-    """Draw a bar for each stage, f without it, and marks where its strongest heads are."""
+def _draw_stages(axes: Axes, found: Stages, rows: list[Row], inner: float) -> None:
+    """Draw a bar for each stage, f without it, and marks where its strongest heads are.
+
+    The axes are `inner` pixels wide.
+    """
+    n_layers = axes.get_xlim()[1]
+    letter = LETTER * n_layers / inner  # in layers
     for stage in found.stages:
         y = rows.index(Row(stage.kind, stage.role)) + 0.62
         size = stage.last - stage.first + 1
         axes.barh(y, size - 0.1, height=0.5, left=stage.first - 0.45, color=BLUE, alpha=0.35)
         text = f"without {stage.without:z.2f}"
-        # It stands on the bar, or where there is more room beside it.
-        middle, n_layers = (stage.first + stage.last) / 2, axes.get_xlim()[1]
-        half = 0.32 * n_layers
-        at = min(max(middle, half * 0.75), n_layers - half * 0.75)
-        axes.text(at, y, text, ha="center", va="center", size=LETTERS * PIXEL, color=INK)
+        # It stands on the bar if that is wide enough, or else on the side with more room.
+        at, side = (stage.first + stage.last) / 2, "center"
+        if size < letter * len(text):
+            is_right = stage.first < n_layers - stage.last
+            at, side = (stage.last + 0.7, "left") if is_right else (stage.first - 0.7, "right")
+        axes.text(at, y, text, ha=side, va="center", size=LETTERS * PIXEL, color=INK)
         for name, _ in stage.strongest[:1]:
             layer = int(name.partition(".")[0])
             axes.plot([layer], [y - 0.32], marker="v", markersize=4 * PIXEL, color=RED)
-            side = "left" if layer < 0.8 * n_layers else "right"
+            is_left = layer + letter * (len(name) + 6) < n_layers
+            side = "left" if is_left else "right"
             # Beside the mark by as much in models of every depth.
             shift = 5 * PIXEL if side == "left" else -5 * PIXEL
             axes.annotate(
