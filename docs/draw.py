@@ -107,7 +107,7 @@ def templates() -> Figure:
         width=640, height=420, title="Share restored on a template that nobody saw"
     )
     axes.axvspan(*LEVEL, color=BLUE, alpha=0.08, linewidth=0)
-    for (model, of_model), color in zip(folds.items(), (BLUE, RED), strict=True):
+    for (model, of_model), color in zip(folds.items(), (BLUE, RED), strict=False):
         name = model.partition("-")[0]
         for method, symbol in ((OURS, "o"), (PARTS, "x")):
             rows = [x for x in of_model["folds"] if x["method"] == method and "size" in x]
