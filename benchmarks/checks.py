@@ -43,11 +43,15 @@ TEXTS = (
     ("One two three ", "One two four "),
     ("The keys to the cabinet ", "The key to the cabinet "),
 )
-TOKENS = (" the", " a", " city", " are", ",", " Paris", " food", " cabinet")
-TOKENS += (" of", " five", " New", " is", " old", " and", ".", " in")
-ANSWERS = ("Buenos Aires", " Buenos Aires", " New York", "\n\nThe", " a city", " the keys")
-ANSWERS += (" five six", " is open", " in the old", ", but", " and the", " of all", " not at all")
-ANSWERS += (" an apple", " red and blue", " fish and chips", " twenty one", " of the house")
+TOKENS = (
+    *(" the", " a", " city", " are", ",", " Paris", " food", " cabinet"),
+    *(" of", " five", " New", " is", " old", " and", ".", " in"),
+)
+ANSWERS = (
+    *("Buenos Aires", " Buenos Aires", " New York", "\n\nThe", " a city", " the keys"),
+    *(" five six", " is open", " in the old", ", but", " and the", " of all", " not at all"),
+    *(" an apple", " red and blue", " fish and chips", " twenty one", " of the house"),
+)
 EVERY = 10
 """Of the heads of SmolLM2 one of so many is scaled."""
 SMALL = [name for name in DAILY if name in FAMILIES] + ["mixtral"]
@@ -88,7 +92,7 @@ def scaled_head(view: ResidualModel, layer: int, head: int) -> Iterator[None]:
             x = x * factors.repeat_interleave(x.shape[-1] // len(factors))
         return own(x, *others)
 
-    adjoints._cut = cut
+    adjoints._cut = cut  # type: ignore[assignment]
     try:
         yield
     finally:
@@ -225,7 +229,7 @@ def held() -> list[Row]:
 
 def moved() -> list[Row]:
     """Return numbers widened in a flow over those of the weights that it uses, in bfloat16."""
-    model = made("qwen3_moe", torch.bfloat16, num_experts=128, vocab_size=64)
+    model: Any = made("qwen3_moe", torch.bfloat16, num_experts=128, vocab_size=64)
     view, used = ResidualModel(model), set[tuple[int, int]]()
     first = torch.randint(64, (60,), generator=torch.Generator().manual_seed(0))
     second = first.clone()
@@ -300,7 +304,6 @@ def falcon() -> ResidualModel:
         num_hidden_layers=4,
         num_attention_heads=8,
         num_key_value_heads=2,
-        head_dim=64,
         mamba_d_ssm=512,
         mamba_n_heads=8,
         mamba_d_head=64,

@@ -5,6 +5,7 @@ from copy import deepcopy
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -43,7 +44,7 @@ KINDS = {
 }
 
 
-def made(name, dtype=torch.float32, seed=0, **changes):
+def made(name: str, dtype: torch.dtype = torch.float32, seed: int = 0, **changes: Any) -> Any:
     torch.manual_seed(seed)
     kind, sizes = KINDS[name]
     config = getattr(transformers, f"{kind}Config")(**{**sizes, **changes})
@@ -175,7 +176,7 @@ def test_what_overflows_is_named(name, dtype):
 class Widened(TorchDispatchMode):
     """Counts numbers that are widened, and notes the largest array."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.count, self.largest = 0, 0
 
