@@ -27,7 +27,17 @@ GROUPS = {
     ],
     "Circuits and flows": ["coverage", "patching", "circuits", "circuit_time"],
     "Exactness and speed": [
-        *("flow_memory", "flow_time", "attention", "step", "large", "gpu", "peers", "tasks")
+        *(
+            "flow_memory",
+            "flow_time",
+            "attention",
+            "step",
+            "large",
+            "device_map",
+            "gpu",
+            "peers",
+            "tasks",
+        )
     ],
 }
 """Headings of the page, and the names of their files."""

@@ -44,6 +44,15 @@ class Elsewhere(torch.Tensor):
     def tolist(self) -> Any:
         return self.inner.tolist()
 
+    def new_tensor(self, data: Any) -> torch.Tensor:
+        return torch.tensor(data, dtype=self.dtype).to(ELSEWHERE)
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        # Torch makes the numbers of a list on meta.
+        entries = index if isinstance(index, tuple) else (index,)
+        found = tuple(torch.tensor(x) if isinstance(x, list) else x for x in entries)
+        return super().__getitem__(found)
+
     def numpy(self, **_: Any) -> Any:
         raise TypeError("can't convert a tensor elsewhere to numpy; use Tensor.cpu() first")
 
@@ -66,6 +75,7 @@ def second_device(*, wide: bool = True) -> Iterator[torch.device]:
 
     with pytest.MonkeyPatch.context() as patch, _Mode():
         patch.setattr(Elsewhere, "wide", wide)
+        patch.setattr(torch, "is_autocast_enabled", lambda *_: False)  # which meta has none of
         for name in ("tensor", "as_tensor"):
             patch.setattr(torch, name, mover(getattr(torch, name)))
         yield ELSEWHERE

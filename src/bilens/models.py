@@ -1,6 +1,7 @@
 """Open a saved model without knowing its kind."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 else:  # transformers takes seconds to import, and classifiers do without it.
     transformer, loading = lazy_import("bilens.transformer"), lazy_import("bilens.convert.loading")
 
+MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
+"""Maps of devices that transformers makes."""
 FILES = (".gguf",)
 """Models that are one file have no config.json."""
 
@@ -51,22 +54,28 @@ def load(
             stack of bilinear layers. The tensors of a stack are found and compared with it
             (`bilens.tensor.chain.TensorStack`). Your module stays as it is, also in training mode:
             it is in evaluation mode only while a reading runs it.
-        device: device of the weights; by default the CPU, and for a module of your own where it is.
+        device: device of the weights; by default the CPU, and for a module of your own where it is,
+            also where accelerate has dispatched it.
         low_memory: open a transformer that is larger than memory. Its weights stay in files, and a
-            reading takes the memory of the layers that it works on. A GGUF file needs room
-            beside it on the disk for its weights in float32.
+            reading takes the memory of the layers that it works on, on the device if it has one. A
+            GGUF file needs room beside it on the disk for its weights in float32.
         input_shape: shape of a single input of your own module, if it is not a vector.
-        hub: passed to `from_pretrained`: revision, token, cache_dir, dtype, ...
+        hub: passed to `from_pretrained`: revision, token, cache_dir, dtype, ... With `device_map`,
+            `max_memory` and `offload_folder` accelerate spreads a transformer over devices, memory
+            and files. Matrices that it leaves on the CPU or in files stay there, and one moves to
+            the device of its layer while it is used.
 
     Raises:
         CheckpointError: the model is missing or damaged, or a weight is NaN.
         NotBilinearError: your own module is neither.
-        BilensError: the structure of the model or the device is not known, or your own module is on
-            another device.
+        BilensError: the structure of the model or the device is not known, your own module is on
+            another device, or `device_map` is given beside `device` or `low_memory`.
     """
     if isinstance(source, nn.Module):
         _check_place(source, device)
         return _open_module(source, input_shape)
+    if hub.get("device_map") is not None:
+        _check_map(hub["device_map"], device, low_memory)
     device, source = check_device("cpu" if device is None else device), find_model(source)
     place = place_options(hub)
     settings = {} if Path(source).suffix in FILES else read_config(source, **place)
@@ -74,7 +83,11 @@ def load(
         return ImageClassifier.from_pretrained(source, device=device, **hub).requires_grad_(False)
     check_docstrings()
     opened = loading.open_any(source, low_memory=low_memory, **hub)
-    model: Any = opened.requires_grad_(False).to(device)
+    model: Any = opened.requires_grad_(False)
+    if low_memory:
+        transformer.dispatched.leave_in_files(model, device)
+    elif not transformer.dispatched.is_dispatched(model):
+        model = model.to(device)
     if isinstance(model, ImageClassifier):
         return model
     view = transformer.ResidualModel(model, loading.find_tokenizer(source, model, **place))
@@ -106,7 +119,24 @@ def _check_place(module: nn.Module, device: torch.device | str | None) -> None:
         )
 
 
-def check_device(device: torch.device | str, name: str = "device") -> torch.device:
+def _check_map(device_map: Any, device: object, low_memory: bool) -> None:
+    """Raise unless a device map can be followed, and nothing else says where weights lie."""
+    if find_spec("accelerate") is None:
+        raise BilensError("device_map takes the package accelerate: pip install accelerate")
+    if device is not None or low_memory:
+        other = "low_memory" if low_memory else "device"
+        raise BilensError(
+            f"device_map and {other} both say where weights lie; leave {other} out. "
+            'device_map={"": "disk"} leaves all of them in files'
+        )
+    if isinstance(device_map, str) and device_map in MAPS:
+        return
+    for place in device_map.values() if isinstance(device_map, Mapping) else [device_map]:
+        if place != "disk":
+            check_device(place, "device_map")
+
+
+def check_device(device: torch.device | str | int, name: str = "device") -> torch.device:
     """Return a device; raise BilensError unless numbers can be stored there.
 
     `name` is the argument's name in the message.

@@ -32,6 +32,8 @@ from bilens.nn.card import write_card
 from bilens.nn.checkpoint import ADAPTER_NAME, read_config
 from bilens.progress import no_progress
 from bilens.shipped import find_model
+from bilens.transformer.dispatched import with_mapped_weights
+from bilens.transformer.running import device_of
 
 WHOLE, SENTENCEPIECE = "tokenizer.json", ("tokenizer.model", "spiece.model")
 """The file that holds all of a tokenizer, and those of SentencePiece."""
@@ -84,6 +86,7 @@ def open_any(source: str | Path, *, low_memory: bool = False, **hub: Any) -> nn.
             do not fit together, or the model is quantised.
     """
     if Path(source).suffix == ".gguf":
+        _check_unplaced(source, hub)
         return _open_gguf(Path(source), low_memory=low_memory, **hub)
     hub |= hub_options(source)
     place = place_options(hub)
@@ -95,12 +98,22 @@ def open_any(source: str | Path, *, low_memory: bool = False, **hub: Any) -> nn.
     _check_no_adapter(source, **place)
     layout = layouts.find_layout(settings)
     if layout is not None:
+        _check_unplaced(source, hub)
         opened, dtype = layout.open(source, settings, **place), hub.get("dtype")
         return opened if dtype in (None, "auto") else opened.to(dtype)
     _check_plain(source, settings)
     with weights.reading_files(source):
         config = transformers.AutoConfig.from_pretrained(source, **HARMLESS, **place)
     return _open_transformer(source, config, low_memory=low_memory, **hub)
+
+
+def _check_unplaced(source: str | Path, hub: Mapping[str, Any]) -> None:
+    """Raise if devices are given for the parts of a model that transformers does not open."""
+    if hub.get("device_map") is not None:
+        raise CheckpointError(
+            f"device_map={hub['device_map']!r}, but {source} is not opened by transformers, which "
+            "places layers; leave it out, or save it as a model of transformers first"
+        )
 
 
 def _open_transformer(
@@ -118,6 +131,7 @@ def _open_transformer(
     # The class of transformers has no room for biases that processing added, so it leaves them.
     biases = {f"{name}.bias" for name in processing.added_biases}
     in_memory = not low_memory or hub.get("dtype") not in (None, "auto")
+    in_memory = in_memory and hub.get("device_map") is None
     model_class = _checked_class(source, config, in_memory=in_memory, **place)
     model, report = _loaded(source, config, model_class, is_quiet=bool(biases), **hub)
     added = weights.stored_tensors(source, biases, **place) if biases else {}
@@ -171,7 +185,9 @@ def _loaded(
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
     """Return a model of transformers with its weights, and which of them fit and which do not."""
     state = _restored(source, config, **place_options(hub))
-    with weights.reading_files(source), ExitStack() as stack:
+    device_map = hub.get("device_map")
+    placed = "" if device_map is None else f" for device_map={device_map!r}"
+    with weights.reading_files(source, weights.MODEL + placed), ExitStack() as stack:
         if is_quiet:  # transformers warns of the weights that it leaves
             stack.callback(logging.set_verbosity, logging.get_verbosity())
             logging.set_verbosity_error()
@@ -185,7 +201,7 @@ def _loaded(
             ignore_mismatched_sizes=True,  # they are named by whoever asks
             **hub,
         )
-    return loaded[0], loaded[1]
+    return with_mapped_weights(loaded[0]), loaded[1]
 
 
 def _check_buffers(source: str | Path, model: nn.Module) -> None:
@@ -515,4 +531,5 @@ def _add_biases(model: nn.Module, biases: Mapping[str, Tensor]) -> None:
                 f"{name} has shape {tuple(bias.shape)} and does not fit the model; process the "
                 "original again"
             )
-        module.bias = nn.Parameter(bias.to(module.weight))
+        weight = module.weight
+        module.bias = nn.Parameter(bias.to(device_of(weight), weight.dtype))

@@ -322,7 +322,7 @@ class Adjoints:
             direct = gradients(graph.after, inputs, w)
             pending.add_all(inputs, direct)
             of_stream = direct[len(earlier) - 1]
-            graph.passes = of_stream is not None and torch.equal(of_stream, w)
+            graph.passes = of_stream is not None and torch.equal(of_stream, w.to(of_stream))
         for cut in reversed(graph.cuts):
             adjoint = pending.get(cut.leaf)
             if adjoint is not None:
@@ -343,7 +343,7 @@ class Sums:
         """Add an adjoint of a tensor; None where it is not read."""
         if adjoint is not None:
             known = self.adjoints.get(id(x))
-            self.adjoints[id(x)] = adjoint if known is None else known + adjoint
+            self.adjoints[id(x)] = adjoint if known is None else known + adjoint.to(known)
 
     def add_all(self, tensors: Sequence[Tensor], adjoints: Sequence[Tensor | None]) -> None:
         """Add adjoints of the first tensors."""
@@ -396,7 +396,8 @@ def token_flows(
     starts = [Leaf("token", adjoints.embedding.value), *adjoints.first_leaves]
     for (kind, value), w in zip(starts, of_first, strict=True):
         if w is not None and kind == "token":
-            flows += (w[: adjoints.questions] * adjoints.change(value)).flatten(2).sum(-1)
+            terms = w[: adjoints.questions] * adjoints.change(value)
+            flows += terms.flatten(2).sum(-1).to(flows)
     return flows
 
 

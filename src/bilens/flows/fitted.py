@@ -304,7 +304,7 @@ class Score:
         if self.minus and (parts := self.places.modules) is not None:
             # Folding the norm into the rows of all tokens takes longer than a pass.
             W, b = parts.logit_weights(self.tokens + self.minus)
-            logits = parts.normalised(x[-1:].to(parts.dtype))[0] @ W + b
+            logits = parts.normalised(x[-1:].to(W))[0] @ W + b
             tokens, minus = logits.split([len(self.tokens), len(self.minus)])
             return bool(tokens.max() > minus.max())
         logits = self.places.logits(x[-1:])[0]

@@ -367,7 +367,7 @@ class Linear(Secant):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:
-        W = ctx.W.to(g.dtype)
+        W = ctx.W.to(g)
         if g.dim() == 1 or len(g) % 2:  # a map of one vector, or along another axis
             return g @ W, None, None
         return whole(sides(g) @ W), None, None

@@ -220,7 +220,7 @@ def _check_logits(model: ResidualModel, adjoints: Adjoints, scores: Sequence[Sco
         tokens = [*score.tokens, *score.minus, *score.spoken, int(own.argmax())]
         W, b = modules.logit_weights(tokens)
         size = float(n[row].norm() * W.norm(dim=0).max())
-        z = modules.capped(n[row] @ W + b)
+        z = modules.capped(n[row].to(W) @ W + b)
         check_sum("W_U n + b_U", z, own[tokens], size=size)
 
 
@@ -249,7 +249,7 @@ def _flows(model: ResidualModel, origin: Origin, asked: Sequence[Fitted]) -> lis
             if graph.mix is not None:
                 for question, of_question in enumerate(_pairs(adjoints, graph)):
                     pairs[question][layer], size = of_question
-                    absolute[question] += size
+                    absolute[question] += size.to(absolute)
             else:
                 absolute += heads[:, layer].abs().sum((1, 2))
         choices[:, layer] = _of_choices(adjoints, graph)
@@ -295,7 +295,7 @@ def _of_choices(adjoints: Adjoints, layer: LayerGraph) -> Float[Tensor, " questi
     total = adjoints.embedding.leaf.new_zeros(adjoints.questions)
     for leaf, w in zip(layer.leaves, layer.of_leaves, strict=True):
         if w is not None:
-            total += start_flows(adjoints, leaf.value, w)
+            total += start_flows(adjoints, leaf.value, w).to(total)
     return total
 
 

@@ -111,7 +111,8 @@ def mixture(
     model, places, changes = other.model, other.model.places, list[Change]()
     for layer, shares in enumerate(keep):
         if places.layers[layer].adds and not shares.any():
-            step = other.streams[layer + 1] - other.streams[layer]
+            after = other.streams[layer + 1]
+            step = after - other.streams[layer].to(after)
             changes.append((Site(places.layers[layer].module, "step", layer), adding(step)))
             continue
         heads, mlp, by_position = shares[..., :-1], places.layers[layer].mlp, other.by_position

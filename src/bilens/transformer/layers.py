@@ -252,8 +252,9 @@ class MLP(NormedInput):
     @torch.no_grad()
     def act_of_zero(self) -> Float[Tensor, " hidden"] | None:
         """Return act(0) of each hidden unit; None if all are 0, as in most activations."""
-        weight = self.reads[0].stored
-        values = self.act(weight.new_zeros(1, self.reads[0].n_out))[0]
+        first = self.reads[0]
+        zeros = torch.zeros(1, first.n_out, dtype=first.stored.dtype, device=first.device)
+        values = self.act(zeros)[0]
         return values.to(working_dtype(values.dtype)) if values.any() else None
 
     def activation_function(self) -> Any:
@@ -357,10 +358,9 @@ class MLP(NormedInput):
     @torch.no_grad()
     def check(self) -> None:
         """Raise unless the module computes, on random numbers, what its parts say."""
-        weight = self.up.stored
         generator = torch.Generator().manual_seed(0)
-        wide = working_dtype(weight.dtype)
-        x = torch.randn(4, self.up.n_in, generator=generator).to(weight.device, wide)
+        wide = working_dtype(self.up.stored.dtype)
+        x = torch.randn(4, self.up.n_in, generator=generator).to(self.up.device, wide)
         rounding = 100 * torch.finfo(wide).eps
         try:
             expected, output = self.run(x), self.output(x)
@@ -368,7 +368,7 @@ class MLP(NormedInput):
         except RuntimeError as error:
             if self.router is not None:
                 raise BilensError(
-                    f"{self.name} has experts that cannot run in {weight.dtype}: {error}. "
+                    f"{self.name} has experts that cannot run in {wide}: {error}. "
                     'model.set_experts_implementation("eager") runs them in any type'
                 ) from error
             same = False  # the maps do not even fit together
@@ -502,8 +502,7 @@ class Modules(NormedInput):
         part = self.unembed
         if tokens is not None:
             # Folding the norm into all rows would cost more than the few that are asked for.
-            device = self.embed.module.weight.device
-            part = replace(part, rows=torch.as_tensor(tokens, device=device).long())
+            part = replace(part, rows=torch.as_tensor(tokens).long())
         weight, bias = folded_input(part, self.norm)
         # A constant factor of the logits is part of the map, like a gain.
         bias = weight.new_zeros(len(weight)) if bias is None else self.logit_scale * bias

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from bilens.errors import BilensError
-from bilens.transformer.running import wide_passes
+from bilens.transformer.running import device_of, wide_passes
 
 
 def working_dtype(stored: torch.dtype) -> torch.dtype:
@@ -72,10 +72,15 @@ class LinearMap(ABC):
         """Number of inputs."""
         return self.sizes[1]
 
+    @property
+    def device(self) -> torch.device:
+        """Device on which the map runs."""
+        return device_of(self.stored)
+
     def weight(self) -> Float[Tensor, "n_out n_in"]:
         """Return W in float32 or float64."""
         weight = self.select(self.as_matrix(self.stored.detach()))
-        return weight.to(working_dtype(weight.dtype))
+        return weight.to(self.device, working_dtype(weight.dtype))
 
     def bias(self) -> Float[Tensor, " n_out"] | None:
         """Return the bias b in float32 or float64; None without one."""
@@ -187,14 +192,15 @@ class Embedding:
 
     def weight(self) -> Float[Tensor, "n_rows d_model"]:
         """Return the stored rows in float32 or float64, without the scale."""
-        stored = self.module.weight.detach()
-        return stored.to(working_dtype(stored.dtype))
+        stored = self.module.weight
+        return stored.detach().to(device_of(stored), working_dtype(stored.dtype))
 
     def rows(self, numbers: Int[Tensor, " n"]) -> Float[Tensor, "n d_model"]:
         """Return the vectors that the model adds to the stream for these rows."""
         # Rows first: a whole table in float32 may be gigabytes.
-        stored = self.module.weight.detach()[numbers]
-        return self.scale * stored.to(working_dtype(stored.dtype))
+        stored = self.module.weight
+        rows = stored.detach()[numbers.to(stored.device)]
+        return self.scale * rows.to(device_of(stored), working_dtype(stored.dtype))
 
     def set_weight(self, weight: Float[Tensor, "n_rows d_model"]) -> None:
         """Replace the rows, in the storage type."""

@@ -18,11 +18,12 @@ from bilens.hooks import first_call
 from bilens.nn import Gate
 from bilens.settings import Count, Place
 from bilens.tensor import BilinearTensor, FactoredMatrix
+from bilens.transformer.dispatched import is_dispatched, with_mapped_weights
 from bilens.transformer.families import check_merged, config_numbers, find_modules, known_families
 from bilens.transformer.layers import Layer, check_ids
 from bilens.transformer.places import find_places, is_causal_model, known_places
 from bilens.transformer.queries import ScoredRows, query_key_maps, scored_rows
-from bilens.transformer.running import first_input, run, wide_passes
+from bilens.transformer.running import device_of, first_input, run, wide_passes
 from bilens.transformer.tokens import (
     check_padding,
     check_text,
@@ -66,6 +67,7 @@ class ResidualModel:
     """
 
     def __init__(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase | None = None) -> None:
+        model = with_mapped_weights(model)
         check_weights(model)
         check_unhooked(model)
         self.model: Any = model
@@ -117,11 +119,20 @@ class ResidualModel:
 
     @property
     def device(self) -> torch.device:
-        """Device of the embedding."""
-        return self.places.embed.weight.device
+        """Device of the embedding, that of token ids."""
+        return device_of(self.places.embed.weight)
 
     def to(self, device: torch.device | str) -> "ResidualModel":
-        """Move the model to another device and return this view."""
+        """Move the model to another device and return this view.
+
+        Raises:
+            BilensError: accelerate has placed its parts.
+        """
+        if is_dispatched(self.model):
+            raise BilensError(
+                f"device={str(device)!r}, but accelerate has placed the parts of the model; open "
+                "it again without device_map, or with another one"
+            )
         self.model.to(device)
         return self
 

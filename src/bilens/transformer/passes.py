@@ -399,7 +399,7 @@ class Pass(Reading):
             x = self.stream[None][:0]
             for number in range(first[0], n_layers):
                 joining = self.streams[number].expand(first.count(number), -1, -1, -1)
-                x = torch.cat([x, joining])
+                x = torch.cat([x.to(joining), joining])
                 stepping = steps.get(number, {})
                 running[:] = [i for i in range(len(x)) if i not in stepping]
                 after: dict[int, Tensor] = {}

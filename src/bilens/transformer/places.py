@@ -17,7 +17,14 @@ from bilens.hooks import hooked
 from bilens.transformer.experts import is_experts
 from bilens.transformer.layers import Modules
 from bilens.transformer.maps import working_dtype
-from bilens.transformer.running import first_input, first_output, run, wide_passes, with_input
+from bilens.transformer.running import (
+    device_of,
+    first_input,
+    first_output,
+    run,
+    wide_passes,
+    with_input,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -290,7 +297,7 @@ def _unwritten(model: nn.Module) -> Iterator[None]:
 def _tokens(model: Any, numbers: list[list[int]]) -> Int[Tensor, "texts time"]:
     """Return tokens for a short pass, of a vocabulary of any size."""
     size = getattr(model.get_input_embeddings(), "num_embeddings", max(map(max, numbers)) + 1)
-    ids = torch.tensor(numbers, device=next(model.parameters()).device)
+    ids = torch.tensor(numbers, device=device_of(next(model.parameters())))
     return ids % size
 
 

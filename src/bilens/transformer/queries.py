@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from bilens.errors import BilensError
 from bilens.hooks import first_call, hooked
 from bilens.transformer.layers import Modules
-from bilens.transformer.running import attention_call, run
+from bilens.transformer.running import attention_call, device_of, run
 
 ScoredRows = list[tuple[Tensor, Tensor]]
 """One or two pairs of queries and keys (n, heads, d_head), whose inner products are the scores."""
@@ -26,7 +26,7 @@ def query_key_maps(
     positions that are vectors.
     """
     heads = modules.layers[layer].heads
-    basis = torch.eye(heads.out.n_out, dtype=modules.dtype, device=heads.out.stored.device)
+    basis = torch.eye(heads.out.n_out, dtype=modules.dtype, device=heads.out.device)
     zero = torch.zeros_like(basis[:1])
     if heads.norm is not None:
         basis = heads.norm.folded(basis, None)[0].T
@@ -118,7 +118,7 @@ def _arguments(model: Any, module: nn.Module, position: int, length: int) -> dic
     """Return the arguments of an attention module at a position of a text, without its input."""
     # The last position tells a model the length of the text.
     text = [position] if length == position + 1 else [position, length - 1]
-    places = torch.tensor([text], device=next(module.parameters()).device)
+    places = torch.tensor([text], device=device_of(next(module.parameters())))
     _, arguments = first_call(
         module, lambda: run(model, torch.zeros_like(places), position_ids=places)
     )

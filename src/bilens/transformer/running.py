@@ -104,6 +104,7 @@ NARROW = (torch.float16, torch.bfloat16)
 LARGE = 2**22
 """Numbers of a weight that are widened at a time, such as those of an unembedding."""
 DTYPE = Tensor.dtype.__get__  # type: ignore[attr-defined]
+DEVICE = Tensor.device.__get__  # type: ignore[attr-defined]
 VIEWS: tuple[Any, ...] = (
     Tensor.detach,
     Tensor.__getitem__,
@@ -132,15 +133,34 @@ METADATA += (Tensor._is_view,)
 """Operations that read no number; attributes are further ones."""
 
 
+def on_device(weight: Tensor, device: torch.device) -> nn.Parameter:
+    """Return a weight that is used on a device; a matrix stays where it is, such as in a file."""
+    is_matrix = weight.dim() > 1
+    parameter = nn.Parameter(weight if is_matrix else weight.to(device), requires_grad=False)
+    if parameter.device != device:
+        parameter.used_on = device  # type: ignore[attr-defined]
+    return parameter
+
+
+def device_of(weight: Tensor) -> torch.device:
+    """Return the device on which a weight is used, to which passes move it if it is elsewhere."""
+    return getattr(weight, "used_on", weight.device)
+
+
+def _wide_dtype(weight: Tensor) -> torch.dtype:
+    return torch.promote_types(weight.dtype, torch.float32)
+
+
 @contextmanager
 def wide_passes(model: nn.Module, noise: torch.Generator | None = None) -> Iterator[None]:
     """Let passes of this thread compute in float32 with weights that are stored in 16 bits.
 
-    Streams in 16 bits are rounded, and sums over their parts miss by per cents. The model is in
-    evaluation mode. With `noise` each weight is changed at random by as much as its last bit.
+    Streams in 16 bits are rounded, and sums over their parts miss by per cents. Weights that stay
+    on another device than that of their use are moved there, too. The model is in evaluation mode.
+    With `noise` each weight is changed at random by as much as its last bit.
     """
-    narrow = any(weight.dtype in NARROW for weight in model.parameters())
-    with evaluating(model), _WideWeights(noise) if narrow else nullcontext():
+    any_stored = any(map(_is_stored, model.parameters()))
+    with evaluating(model), _WideWeights(noise) if any_stored else nullcontext():
         yield
 
 
@@ -159,46 +179,47 @@ class _WideWeights(TorchFunctionMode):
     ) -> Any:
         named = kwargs or {}
         name = getattr(function, "__name__", "")
-        if not any(map(_is_narrow, (*args, *named.values()))):
+        if not any(map(_is_stored, (*args, *named.values()))):
             return function(*args, **named)
         if function in METADATA or (name == "__get__" and function not in VIEWS):
-            # The type is that in which weights are used.
-            return torch.float32 if function == DTYPE else function(*args, **named)
+            # Type and device are those with which weights are used.
+            return {DTYPE: _wide_dtype, DEVICE: device_of}.get(function, function)(*args, **named)
         is_large = function is functional.linear and len(args[1]) > _rows_at_once(args[1])
         if is_large or name in ("grouped_mm", "_grouped_mm"):
             with self:
                 return (_by_block if is_large else _by_group)(*args, **named)
         if function is functional.embedding:
             # Rows first: a whole table in float32 may be gigabytes.
-            return self._wide(function(*args, **named))
+            ids, table, *others = args
+            rows = function(ids.to(table.device), table, *others, **named)
+            return self._wide(rows).to(device_of(table))
         if function in VIEWS:
             # Still a weight, which is widened where it is used: of a stack of experts only one.
             with torch.no_grad():
                 parts = function(*args, **named)
                 several = isinstance(parts, (tuple, list))
-                kept = [
-                    nn.Parameter(x, requires_grad=False) for x in (parts if several else [parts])
-                ]
+                device = device_of(args[0])
+                kept = [on_device(x, device) for x in (parts if several else [parts])]
                 return tuple(kept) if several else kept[0]
         return self._widened(function, args, named)
 
     def _wide(self, weight: Tensor) -> Tensor:
-        """Return numbers of a weight in float32, with noise in their last bit if there is any."""
-        wide = weight.float()
+        """Return a weight as it is used, with noise in the last bit if there is any."""
+        wide = weight.to(device_of(weight), _wide_dtype(weight))
         if self.noise is None:
             return wide
         noise = torch.rand(wide.shape, generator=self.noise).to(wide.device)
         return wide * (1 + torch.finfo(weight.dtype).eps * (noise - 0.5))
 
     def _widened(self, function: Any, args: Sequence[Any], named: dict[str, Any]) -> Any:
-        """Return the result of an operation whose weights in 16 bits are widened, and backward."""
-        narrow = [value for value in (*args, *named.values()) if _is_narrow(value)]
-        copies = {id(weight): self._wide(weight) for weight in narrow}
+        """Return the result of an operation whose weights are widened, here and backward."""
+        stored = [value for value in (*args, *named.values()) if _is_stored(value)]
+        copies = {id(weight): self._wide(weight) for weight in stored}
         # Only weights are widened, as everything else follows from them: a model may round to 16
         # bits on purpose.
         wide = [copies.get(id(value), value) for value in args]
         wide_named = {name: copies.get(id(value), value) for name, value in named.items()}
-        with made_again([(copies[id(weight)], weight) for weight in narrow]):
+        with made_again([(copies[id(weight)], weight) for weight in stored]):
             return function(*wide, **wide_named)
 
 
@@ -221,8 +242,7 @@ def made_again(copies: Sequence[tuple[Tensor, Tensor]]) -> AbstractContextManage
         if isinstance(kept, Tensor):
             return kept
         weight, device, dtype, view = kept
-        wide: Tensor = weight.detach().to(device, dtype)
-        return wide.as_strided(*view)
+        return weight.detach().to(device, dtype).as_strided(*view)
 
     return saved_tensors_hooks(pack, unpack)
 
@@ -260,8 +280,10 @@ def _by_group(
     return torch.cat(outputs)
 
 
-def _is_narrow(value: Any) -> bool:
-    return isinstance(value, nn.Parameter) and value.dtype in NARROW
+def _is_stored(value: Any) -> bool:
+    """Return True for a weight that is used in another type, or on another device."""
+    is_weight = isinstance(value, nn.Parameter)
+    return is_weight and (value.dtype in NARROW or hasattr(value, "used_on"))
 
 
 def run(model: Any, ids: Int[Tensor, "batch time"], **options: Any) -> Any:
