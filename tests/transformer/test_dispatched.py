@@ -68,7 +68,7 @@ def hook(module, device):
 def on_two_devices(module, device):
     """Place all layers but the first on a device, as accelerate does, and the rest on the CPU."""
     base = module.base_model
-    for name, part in base.named_children():
+    for part in base.children():
         if not isinstance(part, nn.ModuleList):
             hook(part, "cpu")
             continue
