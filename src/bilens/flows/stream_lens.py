@@ -135,8 +135,11 @@ def read_lens(
             raise BilensError("against has the same tokens as the text, so that nothing changes")
         carried = tangents.carry(starts)
         found = LogitChanges(*tangents.logits(carried, 1))
-        expected = (found.logits[0, 0] - found.logits[0, 1]).double()
-        total, size = found.changes[0].double().sum(0), float(found.changes.abs().sum(1).max())
+        expected = (found.logits[0, 0] - found.logits[0, 1]).cpu().double()
+        total, size = (
+            found.changes[0].cpu().double().sum(0),
+            float(found.changes.abs().sum(1).max()),
+        )
         check_sum(f"The change of the stream before layer {layer}", total, expected, size=size)
         errors.append(float((total - expected).abs().max() / expected.abs().max()))
         reached = tangents.at_answer(carried).tolist()

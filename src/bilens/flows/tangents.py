@@ -147,7 +147,7 @@ class Tangents:
         with self.places.context():
             for layer in range(left[0].layer, len(self.places.layers) if until is None else until):
                 here += (new := [start for start in left if start.layer == layer])
-                carried = torch.cat([carried, stream.new_zeros(len(new), *stream.shape[1:])])
+                carried = torch.cat([carried, carried.new_zeros(len(new), *stream.shape[1:])])
                 carried = self._layer(layer, carried, here)
         return carried[torch.tensor(order, device=carried.device).argsort()]
 
@@ -172,7 +172,8 @@ class Tangents:
         hooks = _hooks(place, rows, starts, starting)
         mode = TangentRules(rows)
         own = module_hooks(place.module, lambda: mode)
-        x = torch.cat([stream.leaf.detach(), tangents])
+        x = stream.leaf.detach()
+        x = torch.cat([x, tangents.to(x)])
         with (
             torch.enable_grad(),
             hooked([*hooks[0], *own[0]], [*own[1], *hooks[1]]),
