@@ -41,6 +41,7 @@ class Cases:
     def __init__(self, model: ResidualModel, cases: Sequence[Case], axis: Axis = "") -> None:
         self.model, self.cases, self.axis = model, cases, axis
         self._scores: dict[bytes, Tensor] = {}  # by the mask of a circuit
+        self._by: dict[Axis, Cases] = {axis: self}
 
     @classmethod
     def of(
@@ -51,7 +52,10 @@ class Cases:
 
     def by(self, axis: Axis) -> "Cases":
         """Return the same cases, whose masks tell apart positions or roles."""
-        return self if axis == self.axis else Cases(self.model, self.cases, axis)
+        # Kept, so that scores are computed once for all searches of which a template is a part.
+        if axis not in self._by:
+            self._by[axis] = Cases(self.model, self.cases, axis)
+        return self._by[axis]
 
     def some(self, numbers: Iterable[int]) -> "Cases":
         """Return the cases with some numbers, which may repeat; their masks are as here."""

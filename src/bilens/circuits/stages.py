@@ -217,19 +217,20 @@ def drop(ranges: Ranges, finding: Sequence[Cases]) -> Ranges:
         ranges = tries[of_tries.index(min(of_tries))]
     worst = [finding[int(given.argmin())]]
     for size in STEPS:
-        count = 1
-        while count:
+        is_shorter = True
+        while is_shorter:
             ends = [(row, end) for row in ranges for end in (0, 1)]
             ends = [one for one in ends if _shorter(ranges, [one], size)]
             of_ends = costs([_shorter(ranges, [one], size) for one in ends], worst)
             cheap = sorted((c, one) for c, one in zip(of_ends, ends, strict=True) if c < torch.inf)
-            count = len(cheap)
-            while count:
-                shorter = _shorter(ranges, [one for _, one in cheap[:count]], size)
-                if shorter and costs([shorter])[0] < torch.inf:
-                    ranges = shorter
-                    break
-                count //= 2
+            # All that are cheap together, or the half of them that is cheapest, ...: side by side,
+            # since one mask takes nearly as long as a few.
+            counts = [len(cheap) >> halved for halved in range(len(cheap).bit_length())]
+            tries = [_shorter(ranges, [one for _, one in cheap[:n]], size) for n in counts]
+            tries = [shorter for shorter in tries if shorter]
+            fitting = [x for x, cost in zip(tries, costs(tries), strict=True) if cost < torch.inf]
+            is_shorter = bool(fitting)
+            ranges = fitting[0] if fitting else ranges
             if size < STEPS[0]:  # twice as many layers were tried before
                 break
     return ranges
