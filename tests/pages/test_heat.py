@@ -1,6 +1,12 @@
+import base64
+import io
+import re
+
 import pytest
 import torch
+from PIL import Image
 
+from bilens.figures.sheet import svg_of
 from bilens.pages import heat_figure
 
 VALUES = torch.tensor([[1.0, -2.0, torch.nan], [0.5, 0.0, 0.25]])
@@ -8,6 +14,17 @@ VALUES = torch.tensor([[1.0, -2.0, torch.nan], [0.5, 0.0, 0.25]])
 
 def names(axis):
     return [label.get_text() for label in axis.get_ticklabels()]
+
+
+def test_blank_cells_are_blank_on_a_page():
+    """A palette without transparency made them black."""
+    words = [["one", "two", ""], ["three", "four", "five"]]  # so that there is no colour bar
+    figure = heat_figure(VALUES, ["a", "b"], ["x", "y", "z"], title="", words=words)
+    pictures = re.findall(rb'data:image/png;base64,([^"]*)', svg_of(figure))
+    (table,) = [Image.open(io.BytesIO(base64.b64decode(x))).convert("RGBA") for x in pictures]
+    width, height = table.size
+    blank, drawn = ((x * width // 6, height // 4) for x in (5, 1))
+    assert (table.getpixel(blank)[3], table.getpixel(drawn)[3]) == (0, 255)
 
 
 def test_a_table_keeps_its_numbers_names_and_blanks():
