@@ -150,7 +150,7 @@ def small_families(dtype: torch.dtype) -> Iterator[tuple[ResidualModel, Callable
         view = family_view(name, dtype=dtype)
         first = torch.tensor([5, 6, 7, 8, 9])
         second = torch.tensor([5, 11, 7, 8, 9])
-        yield view, partial(flow, view, first, 11, minus=12, against=second, ablate=0)
+        yield view, partial(flow, view, first, 11, minus=12, against=second, labels=0)
 
 
 def planted() -> list[Row]:
@@ -164,7 +164,7 @@ def planted() -> list[Row]:
         rows += let_through(f"small families, {str(dtype).removeprefix('torch.')}", sums)
     view = opened(SMOLLM2)
     first, second = TEXTS[0]
-    read = partial(flow, view, first, " the", minus=" a", against=second, ablate=0)
+    read = partial(flow, view, first, " the", minus=" a", against=second, labels=0)
     sums = plants(view, read, EVERY)
     return rows + let_through("SmolLM2, float32", sums)
 
@@ -191,13 +191,13 @@ def refused(package: str, name: str, n_tokens: int, n_answers: int) -> list[Row]
     for target in ("log-probability", "probability"):
         asked = list(itertools.product(TEXTS, TOKENS))[:: 64 // n_tokens]
         read = [
-            partial(flow, view, a, token, against=b, target=target, ablate=0)
+            partial(flow, view, a, token, against=b, target=target, labels=0)
             for (a, b), token in asked[:n_tokens]
         ]
         count = sum(map(is_refused, read))
         rows.append(Row(f"{name}, {target}: refused for rounding", count, n=len(read)))
     answers = list(itertools.product(TEXTS, ANSWERS))[:: 72 // n_answers][:n_answers]
-    read = [partial(flow, view, a, answer, against=b, ablate=0) for (a, b), answer in answers]
+    read = [partial(flow, view, a, answer, against=b, labels=0) for (a, b), answer in answers]
     count = sum(map(is_refused, read))
     rows.append(Row(f"{name}, answers of several tokens: refused for rounding", count, n=len(read)))
     return rows
@@ -211,7 +211,7 @@ def held() -> list[Row]:
     view, count = opened(SMOLLM2), 12
     text = "The {} to the old wooden cabinet in the corner of the small room"
     first, second = text.format("keys"), text.format("key")
-    read = partial(flow, view, first, " are", minus=" is", against=second, ablate=0)
+    read = partial(flow, view, first, " are", minus=" is", against=second, labels=0)
     again = read()
     gc.collect()
     start, kept = resident(), []
@@ -248,7 +248,7 @@ def moved() -> list[Row]:
         handle.remove()
     each = sum(weight[0].numel() for weight in model.model.layers[0].mlp.experts.parameters())
     rest = sum(p.numel() for name, p in model.named_parameters() if "experts" not in name)
-    read = partial(flow, view, first, view.direction(5), against=second, ablate=0)
+    read = partial(flow, view, first, view.direction(5), against=second, labels=0)
     rows = []
     for which in ("first", "second"):
         with Widened() as widened:
@@ -270,7 +270,7 @@ def costs() -> list[Row]:
     ids = torch.randint(1000, 20_000, (32,), generator=torch.Generator().manual_seed(0))
     other = ids.clone()
     other[8] = 500
-    read = partial(flow, view, ids, view.direction(5), against=other, ablate=0)
+    read = partial(flow, view, ids, view.direction(5), against=other, labels=0)
     read()
     with_comparison, without = [], []
     for _ in range(5):
@@ -283,7 +283,7 @@ def costs() -> list[Row]:
     ids = torch.randint(3, 97, (128,), generator=torch.Generator().manual_seed(0))
     other = ids.clone()
     other[8] = 2
-    read = partial(flow, hybrid, ids, 5, against=other, ablate=0)
+    read = partial(flow, hybrid, ids, 5, against=other, labels=0)
     read()
     ratios = []
     for _ in range(5):

@@ -26,7 +26,6 @@ WITH_ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "clamp_min": (0.1,),
     "clamp_max": (0.1,),
     "threshold": (0.1, 0.0),
-    "prelu": (torch.tensor([0.3]).double(),),
 }
 
 
@@ -174,6 +173,7 @@ CASES: list[tuple[str, Operation, tuple[tuple[int, ...], ...]]] = [
     ("pow", lambda a: torch.pow(2, a), (CUBE,)),
     ("where_of", lambda a, b: a.where(b > 0, 0.1 * a), (CUBE, CUBE)),
     ("__setitem__", lambda a: in_mask(a * 1), (CUBE,)),
+    ("prelu", lambda a: functional.prelu(a, W[0, :3]), (CUBE,)),
     ("clip", lambda a: a.clip(-0.1, 0.2), (CUBE,)),
     ("detach", lambda a: a * a.detach(), (CUBE,)),
     ("detach_", lambda a: (a * 1).detach_() * a, (CUBE,)),

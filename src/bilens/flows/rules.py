@@ -137,7 +137,7 @@ READ = set(
 OF_NUMBERS = set(
     """
     abs atan ceil celu clamp clamp_max clamp_min cos cosh elu erf erfc exp exp2 expm1 floor gelu
-    hardshrink hardsigmoid hardswish hardtanh leaky_relu log log10 log1p log2 logsigmoid mish prelu
+    hardshrink hardsigmoid hardswish hardtanh leaky_relu log log10 log1p log2 logsigmoid mish
     reciprocal relu relu6 round rsqrt selu sigmoid silu sin sinh softplus softshrink softsign sqrt
     square tanh tanhshrink threshold trunc
     """.split()  # noqa: SIM905
@@ -455,6 +455,15 @@ def _elementwise(name: str) -> None:
 
 for _name in sorted(OF_NUMBERS):
     _elementwise(_name)
+
+
+@rule("prelu")
+def _prelu(mode: Rules, func: Any, input: Tensor, weight: Tensor) -> Tensor:
+    def f(z: Tensor) -> Tensor:
+        # Its channels are the second axis, also of several points in a further one in front.
+        return func(z.flatten(0, z.dim() - input.dim()), weight).reshape(z.shape)
+
+    return Elementwise.apply(input, f)
 
 
 def activation(f: Function, x: Tensor) -> Tensor:

@@ -281,11 +281,11 @@ def mean_slope(
     (a, b), (first, second) = x, y
     d = torch.where(a == b, 0.0, a - b)  # both may be -inf
     quotient = (first - second) / torch.where(d == 0, 1.0, d)
-    # The mean of the derivative between both, by three Gauss points.
-    slope = torch.zeros_like(d)
-    for point, weight in GAUSS:
-        at = b + point * d
-        slope = slope + weight * _derivative(f, torch.cat([at, at]))[: len(at)]
+    # The mean of the derivative between both, by three Gauss points. They stand in a further axis
+    # in front, so that constants of the function meet the same axes.
+    at = torch.stack([b + point * d for point, _ in GAUSS])
+    slopes = _derivative(f, torch.cat([at, at], 1))[:, : len(d)]
+    slope = sum(weight * of_point for (_, weight), of_point in zip(GAUSS, slopes, strict=True))
     # It is taken where the quotient cancels: where both agree within rounding.
     size = a.abs() + b.abs()
     rounding = 8 * torch.finfo(d.dtype).eps * (first.abs() + second.abs() + size)

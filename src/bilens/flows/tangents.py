@@ -235,9 +235,11 @@ def _hooks(
 ) -> tuple[list[Hook], list[Hook]]:
     """Return hooks at which changes start, and by which tangents skip positions before theirs."""
 
+    @_aside
     def start_heads(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return (starting("heads", args[0]), *args[1:]), kwargs
 
+    @_aside
     def start_mlp(_: nn.Module, __: Any, ___: Any, output: Any) -> Any:
         y = starting("mlp", first_output(output))
         return (y, *output[1:]) if isinstance(output, tuple) else y
@@ -247,28 +249,22 @@ def _hooks(
     skips = len(at) < rows.count * rows.time
 
     @_aside
-    def long_text(x: Tensor) -> Tensor:
-        return torch.cat([x[:2].flatten(0, 1), x[2 + numbers, places]])[None]
-
     def cut(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         x = args[0] if args else None
         if not (isinstance(x, Tensor) and x.shape[:2] == (2 + rows.count, rows.time)):
             return None
         rows.places = places
-        return (long_text(x), *args[1:]), kwargs
+        long_text = torch.cat([x[:2].flatten(0, 1), x[2 + numbers, places]])[None]
+        return (long_text, *args[1:]), kwargs
 
     @_aside
-    def apart(y: Tensor) -> Tensor:
-        texts = 2 * rows.time
-        tangents = y.new_zeros(rows.count, rows.time, y.shape[-1])
-        tangents = tangents.index_put((numbers, places), y[0, texts:])
-        return torch.cat([y[0, :texts].unflatten(0, (2, rows.time)), tangents])
-
     def join(_: nn.Module, __: Any, ___: Any, y: Any) -> Any:
         if rows.places is None:
             return None
         rows.places = None
-        return apart(y)
+        tangents = y.new_zeros(rows.count, rows.time, y.shape[-1])
+        tangents = tangents.index_put((numbers, places), y[0, 2 * rows.time :])
+        return torch.cat([y[0, : 2 * rows.time].unflatten(0, (2, rows.time)), tangents])
 
     # Experts take the tokens of all texts as one list.
     mixes = place.mlp if place.experts is not None else None
@@ -292,10 +288,10 @@ def _detached(value: Any) -> Any:
     return value
 
 
-def _aside(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Let a function of activations run outside of rules."""
+def _aside(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a function of activations, such as a hook, run outside of rules."""
 
-    def run(*inputs: Any) -> Tensor:
+    def run(*inputs: Any) -> Any:
         with torch._C.DisableTorchFunction():
             result = function(*inputs)
             mark(result)
