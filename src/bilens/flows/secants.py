@@ -225,7 +225,7 @@ class Secant(torch.autograd.Function):
         """Run the operation in a pass of texts, or of texts and tangents."""
         rows = Rows.running()
         if rows is None:
-            return super().apply(*inputs)
+            return super().apply(*inputs)  # type: ignore[no-untyped-call]
         with torch._C.DisableTorchFunction():
             return cls.push(rows, *inputs)
 
@@ -525,12 +525,14 @@ class Attend(Secant):
         rows: Rows, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, seen: Tensor | None
     ) -> Tensor:
         split = [rows.split(x) for x in (q, k, v)]
-        texts, tangents = ([x.flatten(0, 1) for x in side] for side in zip(*split, strict=True))
+        (query, key, value), tangents = (
+            [x.flatten(0, 1) for x in side] for side in zip(*split, strict=True)
+        )
         of_mask = None
         if len(mask) > 2:
             mask, of_mask = (x.flatten(0, 1) for x in rows.split(mask))
-        call = AttentionCall(*texts, mask, scale)
-        means = [half_mean(x) for x in texts]
+        call = AttentionCall(query, key, value, mask, scale)
+        means = [half_mean(x) for x in (query, key, value)]
         blocks = []
         for heads in head_blocks(q.shape[1], len(q) * q.shape[2] * k.shape[2] * q.element_size()):
             q_mean, k_mean, v_mean = (x[:, heads] for x in means)
@@ -541,7 +543,7 @@ class Attend(Secant):
             logs = call.logs(heads).unflatten(0, (2, -1))
             of_pattern = softmax_tangents(rows, logs, of_scores[:, None])[:, 0]
             blocks.append(of_pattern @ v_mean + logs.exp().mean(0) @ of_v)
-        y = functional.scaled_dot_product_attention(*texts, attn_mask=mask, scale=scale)
+        y = functional.scaled_dot_product_attention(query, key, value, mask, scale=scale)
         return torch.cat([y, torch.cat(blocks, 1)])
 
 

@@ -155,7 +155,7 @@ class Tangents:
         """Carry tangents through a layer, in which some start."""
         rows = Rows(len(tangents))
         place, stream = self.places.layers[number], self.adjoints.graphs[number].stream
-        args, kwargs = _detached(self.adjoints.calls[number])
+        args, kwargs = _spread(self.adjoints.calls[number], rows.count)
 
         @_aside
         def starting(kind: str, x: Tensor) -> Tensor:
@@ -182,7 +182,14 @@ class Tangents:
         ):
             x = make_leaf(starting("stream", x))
             args, kwargs = with_input(x, args, kwargs)
-            y = first_output(place.module(*args, **kwargs))
+            try:
+                y = first_output(place.module(*args, **kwargs))
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError as error:
+                raise UnknownOperationError(
+                    f"no tangents pass layer {number}, {type(place.module).__name__}: {error}"
+                ) from None
         return y.detach()[2:]
 
     def at_answer(self, tangents: Float[Tensor, "starts time d_model"]) -> Float[Tensor, " starts"]:
@@ -277,14 +284,17 @@ def _hooks(
     )
 
 
-def _detached(value: Any) -> Any:
-    """Return nested arguments without graphs."""
+def _spread(value: Any, count: int) -> Any:
+    """Return nested arguments without graphs; tangents have those of the first text."""
     if isinstance(value, Tensor):
-        return value.detach()
+        x = value.detach()
+        if x.dim() > 2 and len(x) == 2:
+            return torch.cat([x, x[:1].expand(count, *x.shape[1:])])
+        return x
     if isinstance(value, dict):
-        return {name: _detached(x) for name, x in value.items()}
+        return {name: _spread(x, count) for name, x in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(map(_detached, value))
+        return type(value)(_spread(x, count) for x in value)
     return value
 
 
