@@ -336,8 +336,8 @@ class Flow(Reading):
         ordered = (self.output, *sorted(different, key=_height, reverse=True))
         edges = self.edges(ordered)
         starts = self._starts(ordered, edges)
-        nodes = (replace(node, sources=x) for node, x in zip(ordered, starts, strict=True))
-        return FlowGraph(self, tuple(nodes), edges)
+        named = (replace(node, sources=x) for node, x in zip(ordered, starts, strict=True))
+        return FlowGraph(self, tuple(named), edges)
 
     def _starts(
         self, nodes: Sequence[Node], edges: Float[Tensor, "n n"], k: int = 2

@@ -35,17 +35,7 @@ class TangentRules(Rules):
     def chosen(self, one_hot: Tensor, like: Tensor) -> Tensor:
         """Return what was chosen, which no part has changed."""
         x = self.spread(one_hot, like).to(like.dtype)
-        if self.rows.of(one_hot, like) == 2:
-            first, second = one_hot.to(like.dtype).unflatten(0, (2, -1))
-            tangents = x.new_zeros(self._tangents(first))
-            x = self.rows.join(torch.stack([first, second]), tangents, x)
-        else:
-            both, tangents = self.rows.split(one_hot.to(like.dtype))
-            x = self.rows.join(both, tangents, x)
-        return make_leaf(x)
-
-    def _tangents(self, half: Tensor) -> tuple[int, ...]:
-        return (self.rows.count, *half.shape)
+        return make_leaf(self.rows.join(*self.rows.split(x), x))
 
     def known(self, x: Any, like: Any) -> Any:
         """Return a factor, in the rows of the other one."""
@@ -68,7 +58,7 @@ class TangentRules(Rules):
         if not of:
             return x
         rows = x.unflatten(0, (of, -1))
-        tangents = rows[:1].expand(self._tangents(rows[0]))
+        tangents = rows[:1].expand(self.rows.count, *rows.shape[1:])
         return torch.cat([rows[:2], tangents]).flatten(0, 1)
 
     def write(self, func: Any, x: Tensor, index: Any, value: Any) -> None:

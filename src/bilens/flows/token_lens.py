@@ -117,10 +117,13 @@ def labelled(model: ResidualModel, flow: Flow, count: int) -> Flow:
     Nodes have none that later layers read otherwise than from the stream.
     """
     nodes = [node for node in flow.nodes if node.kind in KINDS][:count]
+    if not nodes:
+        return flow
     named: list[Node] = []
     with suppress(UnknownOperationError):
-        kept, found = logit_changes(flow, nodes) if nodes else ([], None)
-        for node, scores in zip(kept, found.scores(model.places) if kept else (), strict=True):
-            raises, lowers = both_sides(model, scores, WORDS)
+        kept, found = logit_changes(flow, nodes)
+        scores = found.scores(model.places) if kept else ()
+        for node, of_node in zip(kept, scores, strict=True):
+            raises, lowers = both_sides(model, of_node, WORDS)
             named.append(replace(node, raises=raises, lowers=lowers))
     return replace(flow, named=tuple(named))
