@@ -186,7 +186,8 @@ def parts_figure(model: ResidualModel) -> Figure:
     }
     reads = model.modules.logit_weights([*map(model.token, words)])[0].T
     values = torch.stack([part[0, -1] @ reads.T for part in written.values()])
-    return heat_figure(values, [*written], words, title="", numbers=True)
+    numbers = [[f"{x:.2f}" for x in row] for row in values.tolist()]
+    return heat_figure(values, [*written], words, title="", words=numbers)
 
 
 def _bare(figure: Figure) -> Axes:
