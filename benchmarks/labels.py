@@ -11,6 +11,8 @@ the two directions of the exchange with each other.
 
 import argparse
 from collections import defaultdict
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from typing import Any
 
 import torch
@@ -28,6 +30,8 @@ from bilens.flows.token_lens import LogitChanges, starts_of
 from bilens.transformer import ResidualModel
 
 NODES, TOP = 20, 10
+OPENED: dict[int, ResidualModel] = {}
+"""The model, which processes share."""
 
 
 def agreement(scores: Tensor, measured: Tensor) -> float:
@@ -66,8 +70,9 @@ def directly(tangents: Tangents, starts: list[Start]) -> Tensor:
     return tangents.logits(torch.cat(rows), 1)[1][0]
 
 
-def of_pair(model: ResidualModel, pair: Pair) -> dict[str, float]:
+def of_pair(pair: Pair) -> dict[str, float]:
     """Return the agreement of each method with the exchange, and the error of sums."""
+    model = OPENED[0]
     options: dict[str, Any] = {"minus": pair.minus, "against": pair.against}
     through = flow(model, pair.text, pair.token, labels=0, **options)
     nodes = [node for node in through.nodes if node.kind in ("head", "mlp")][:NODES]
@@ -98,6 +103,7 @@ def main() -> None:
     """Print each number, and write all of them."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--pairs", type=int, default=10)
+    parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--write", action="store_true")
     given = parser.parse_args()
     torch.set_num_threads(1)
@@ -107,10 +113,12 @@ def main() -> None:
         model = bilens.load(gguf_file(package), dtype=torch.float32)
         assert isinstance(model, ResidualModel)
         found = defaultdict(list)
-        for pair in pairs_of(model, given.pairs):
-            for method, value in of_pair(model, pair).items():
-                found[method].append(value)
-            print(name, pair.task, {x: round(y[-1], 5) for x, y in found.items()}, flush=True)
+        OPENED[0] = model
+        with ProcessPoolExecutor(given.jobs, get_context("fork")) as pool:
+            for numbers in pool.map(of_pair, pairs_of(model, given.pairs)):
+                for method, value in numbers.items():
+                    found[method].append(value)
+                print(name, {x: round(y, 5) for x, y in numbers.items()}, flush=True)
         errors = found.pop("error")
         claim = f"{name}: error of the sum over the middle layer's stream, all tokens"
         rows.append(Row.of_range(claim, errors))

@@ -26,12 +26,12 @@ OTHER = "t1 t4 t7 t2 t2 t9 t3 t8 t1"
 @pytest.fixture(scope="module")
 def split_flow():
     view = view_of(n_layers=2, bias=True)
-    return replace(flow(view, random_text(), "t3", minus="t4"), tokens=TOKENS)
+    return replace(flow(view, random_text(), "t3", minus="t4", ablate=20), tokens=TOKENS)
 
 
 @pytest.fixture(scope="module")
 def content(split_flow):
-    return flow_page(split_flow, number="t3 minus t4", k=25)
+    return flow_page(split_flow.top(25), number="t3 minus t4")
 
 
 def test_nodes_stand_by_strength_with_what_they_hold(split_flow, content):
@@ -199,8 +199,8 @@ READY, CELLS = ".flow svg .node", ".list tbody tr:not(.sum) td"
 
 @pytest.fixture(scope="module")
 def page_of_two_texts(view, tmp_path_factory):
-    split = flow(view, random_text(), "t3", minus="t4", against=OTHER)
-    content = flow_page(split, number="t3 minus t4", k=40)
+    split = flow(view, random_text(), "t3", minus="t4", against=OTHER, ablate=20)
+    content = flow_page(split.top(40), number="t3 minus t4")
     path = tmp_path_factory.mktemp("page") / "flow.html"
     write_report(path, [reading_of(split, content)], title="a")
     return split, path.as_uri()
