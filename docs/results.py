@@ -25,7 +25,7 @@ GROUPS = {
         *("stories", "story", "larger_story", "grammar", "compare", "anneal", "linear_gates"),
         *("tensorise", "tensorise_own", "tensor_readings"),
     ],
-    "Circuits and flows": ["coverage", "patching", "circuits", "circuit_time", "labels"],
+    "Circuits and flows": ["coverage", "patching", "circuits", "circuit_time"],
     "Exactness and speed": [
         *(
             "flow_memory",
