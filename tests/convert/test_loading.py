@@ -54,6 +54,26 @@ def test_weights_that_stay_in_their_files_are_the_same(tmp_path, family, dtype):
     assert all(path.read_bytes() == content for path, content in files.items())
 
 
+def test_weights_in_fp8_are_dequantised_on_load(tmp_path):
+    tiny("llama", dtype=torch.float32).save_pretrained(tmp_path)
+    stored, expected = load_file(tmp_path / "model.safetensors"), dict[str, torch.Tensor]()
+    for name, weight in [*stored.items()]:
+        expected[name] = weight
+        if name.endswith("proj.weight"):
+            scale = weight.abs().max() / 448
+            stored[name] = (weight / scale).to(torch.float8_e4m3fn)
+            stored[f"{name}_scale_inv"] = scale.reshape(1, 1)
+            expected[name] = stored[name].float() * scale
+    save_file(stored, tmp_path / "model.safetensors", {"format": "pt"})
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    path.write_text(json.dumps(config), encoding="utf-8")
+    opened = dict(bilens.load(tmp_path).model.named_parameters())
+    assert all(torch.equal(weight, expected[name]) for name, weight in opened.items())
+    assert expected.keys() == opened.keys()
+
+
 def test_dequantised_weights_stay_in_a_file_without_a_name(tmp_path):
     pytest.importorskip("gguf")
     path = gguf_file(tiny("llama", dtype=torch.float32), "llama").write(tmp_path)

@@ -75,8 +75,11 @@ FILES = {
     "is quantised by some method": config(quantization_config=[1]),
     **{
         f"quantised by {name}, and what its lay": config(quantization_config={"quant_method": name})
-        for name in ("gptq", "bitsandbytes")
+        for name in ("gptq", "bitsandbytes", "awq", "hqq", "compressed-tensors")
     },
+    r"from_pretrained\(...\).dequantize": config(
+        quantization_config={"quant_method": "bitsandbytes"}
+    ),
     LINES: [
         *(config({LINES: {"was": "silu", "layers": layers}}) for layers in LAYERS),
         *(config({LINES: {"was": was, "layers": [0]}}) for was in ("nothing", 3, None)),

@@ -6,7 +6,9 @@ import torch
 from accelerate.hooks import AlignDevicesHook, add_hook_to_module
 from benchmarks.device_map import EXACT, FAMILIES, measured
 from experiments.families import make, texts
-from torch import nn
+from torch import distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 import bilens
 from bilens.circuits import patch
@@ -59,6 +61,19 @@ def test_what_says_where_weights_lie_is_said_once(tmp_path):
         bilens.load(tmp_path, device_map={"": "disk"})
     with pytest.raises(BilensError, match="not opened by transformers, which places layers"):
         bilens.load(tmp_path / "model.gguf", device_map="auto")
+
+
+def test_a_share_of_a_weight_is_refused_by_name():
+    module = make("llama")
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        share = distribute_tensor(module.lm_head.weight.data, mesh, [Shard(0)])
+        module.lm_head.weight = nn.Parameter(share, requires_grad=False)
+        with pytest.raises(BilensError, match="lm_head.weight is a DTensor, of which each process"):
+            ResidualModel(module)
+    finally:
+        distributed.destroy_process_group()
 
 
 def hook(module, device):

@@ -104,6 +104,8 @@ def open_any(source: str | Path, *, low_memory: bool = False, **hub: Any) -> nn.
     _check_plain(source, settings)
     with weights.reading_files(source):
         config = transformers.AutoConfig.from_pretrained(source, **HARMLESS, **place)
+        if settings.get("quantization_config"):
+            config.quantization_config["dequantize"] = True
     return _open_transformer(source, config, low_memory=low_memory, **hub)
 
 
@@ -221,16 +223,28 @@ def _restored(source: str | Path, config: Any, **place: Any) -> dict[str, Tensor
     return restore_rows(weights.stored_tensors(source, **place), source)
 
 
+FP8 = "fp8"
+"""The method of quantisation that transformers undoes while it loads, without other packages."""
+
+
 def _check_plain(source: str | Path, settings: Mapping[str, Any]) -> None:
-    """Raise if a model is quantised."""
+    """Raise if a model is quantised by a method that cannot be undone on load."""
     # Layers of quantised models compute with packed numbers, which no reading understands.
     quantization = settings.get("quantization_config")
     if quantization:
         named = quantization if isinstance(quantization, dict) else {}
         method = named.get("quant_method", "some method")
+        if method == FP8:
+            return
+        remedy = "open the model that it was made from, or dequantise it first"
+        if method in ("bitsandbytes", "higgs"):
+            remedy += (
+                ": AutoModelForCausalLM.from_pretrained(...).dequantize() of transformers, and its "
+                "save_pretrained"
+            )
         raise CheckpointError(
             f"{source} is quantised by {method}, and what its layers compute is not in plain "
-            "weights; open the model that it was made from, or dequantise it first"
+            f"weights; {remedy}"
         )
 
 
@@ -252,8 +266,10 @@ def _check_sizes(
         empty = model_class(config)
     described = dict(empty.named_parameters())
     # transformers would take numbers of another kind for values; masks and positions are such.
+    kinds = ("F64", "F32", "F16", "BF16")
+    kinds += ("F8_E4M3",) if getattr(config, "quantization_config", None) else ()
     for name, (_, kind) in stored.items():
-        if kind not in ("F64", "F32", "F16", "BF16") and name in described:
+        if kind not in kinds and name in described:
             raise CheckpointError(
                 f"{source}: {name} holds numbers of type {kind}, expected F32, F16, BF16 or F64; "
                 "open the model that it was made from, or dequantise it first"

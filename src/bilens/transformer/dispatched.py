@@ -7,7 +7,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bilens.errors import BilensError
 from bilens.transformer.running import on_device
+
+
+def check_whole(model: nn.Module) -> None:
+    """Raise if processes share the weights of a model, as with tensor parallelism or FSDP.
+
+    Raises:
+        BilensError: a weight is a DTensor.
+    """
+    for name, weight in model.named_parameters():
+        if type(weight.data).__name__ == "DTensor":
+            raise BilensError(
+                f"{name} is a DTensor, of which each process has a part, expected a whole weight; "
+                "open the model without tp_plan. device_map places whole layers on devices"
+            )
 
 
 def is_dispatched(model: nn.Module) -> bool:

@@ -18,7 +18,7 @@ from bilens.hooks import first_call
 from bilens.nn import Gate
 from bilens.settings import Count, Place
 from bilens.tensor import BilinearTensor, FactoredMatrix
-from bilens.transformer.dispatched import is_dispatched, with_mapped_weights
+from bilens.transformer.dispatched import check_whole, is_dispatched, with_mapped_weights
 from bilens.transformer.families import check_merged, config_numbers, find_modules, known_families
 from bilens.transformer.layers import Layer, check_ids
 from bilens.transformer.places import find_places, is_causal_model, known_places
@@ -67,6 +67,7 @@ class ResidualModel:
     """
 
     def __init__(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase | None = None) -> None:
+        check_whole(model)
         model = with_mapped_weights(model)
         check_weights(model)
         check_unhooked(model)
