@@ -130,7 +130,7 @@ LANGUAGE = {
     "text": lambda: VIEW.ids(generate_text(VIEW, "t3 t4", tokens=5)),
     "heads": lambda: (VIEW.qk(0, 2)[0].dense(), VIEW.ov(0).dense()),
     "edit": lambda: edit_heads(VIEW, 0, [1]).model.state_dict()["blocks.0.attn.out.weight"],
-    "patterns": lambda: Pass.of(VIEW, "t3 t4", patterns=True).pattern(0),
+    "patterns": lambda: Pass.of(VIEW, "t3 t4").pattern(0),
     "contexts": lambda: numbers(contexts()[0][0].activation),
     "processed": lambda: process(VIEW.model)[0].state_dict()["embed.weight"],
 }

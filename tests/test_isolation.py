@@ -47,7 +47,7 @@ def numbers(*values):
 
 
 def traced(view):
-    made = Pass.of(view, TEXT, patterns=True)
+    made = Pass.of(view, TEXT)
     return numbers(made.stream, made.logits, *map(made.pattern, range(view.n_layers)))
 
 

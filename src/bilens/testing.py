@@ -37,7 +37,7 @@ class FamilyCase:
 
     @cached_property
     def of_text(self) -> Pass:
-        return Pass.of(self.view, self.ids, patterns=True)
+        return Pass.of(self.view, self.ids)
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -194,7 +194,7 @@ def _check_processing(case: FamilyCase) -> None:
 def _check_untouched(case: FamilyCase) -> None:
     view = case.view
     before = {name: value.clone() for name, value in view.model.state_dict().items()}
-    of_text = Pass.of(view, case.ids, patterns=True)
+    of_text = Pass.of(view, case.ids)
     of_text.layer(0), of_text.pattern(0)
     view.qk(0, 1)
     view.mlp_inputs(0, case.ids[None])

@@ -160,7 +160,7 @@ def test_heads_by_source_are_those_of_a_dense_reference(attention):
     """In one layer without norms a head is read by the logit, and by the MLP at its mean input."""
     view = view_of(norm="none", attention=attention)
     result = between(view, *TWO)
-    runs = [Pass.of(view, ids, patterns=True) for ids in TWO]
+    runs = [Pass.of(view, ids) for ids in TWO]
     mlp, heads = view.layer(0).mlp, view.layer(0).heads.weights()
     L, R, D = (x.weight() for x in (mlp.up, mlp.gate, mlp.down))
     n = sum(run.layer(0).mlp_input[0, -1] for run in runs) / 2

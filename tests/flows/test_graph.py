@@ -125,7 +125,7 @@ def test_a_position_that_draws_most_attention_is_a_sink(split_flow):
 
 
 def test_patterns_of_a_flow_are_the_mean_of_all_heads(biased, split_flow):
-    of_text = Pass.of(biased, random_text(), patterns=True)
+    of_text = Pass.of(biased, random_text())
     for number, of_layer in enumerate(split_flow.pairs):
         torch.testing.assert_close(of_layer.attention, of_text.pattern(number)[0].abs().mean(0))
 

@@ -53,7 +53,7 @@ def last_row(view, ids, position=None, layer=0):
 @given(**parts, length=st.integers(1, 6))
 def test_scores_make_the_pattern_of_the_model(length, **options):
     view, ids = view_of(**options), random_text(length)
-    expected = Pass.of(view, ids, patterns=True).pattern(0)[0, :, -1]
+    expected = Pass.of(view, ids).pattern(0)[0, :, -1]
     torch.testing.assert_close(last_row(view, ids), expected)
 
 
@@ -61,7 +61,7 @@ def test_scores_make_the_pattern_of_the_model(length, **options):
 def test_scores_make_the_pattern_of_every_family(name):
     view, ids = family_view(name), some_text()[0][:5]
     with exact_norms():
-        expected = Pass.of(view, ids, patterns=True).pattern(0)[0, :, -1]
+        expected = Pass.of(view, ids).pattern(0)[0, :, -1]
         torch.testing.assert_close(last_row(view, ids), expected, rtol=1e-4, atol=1e-6)
 
 
@@ -70,13 +70,13 @@ def test_the_length_of_the_text_rotates_queries_and_keys_alike(kind):
     """Of a text that ends at the query, also where a key is at a position of shorter ones."""
     view, ids = ResidualModel(rotating(kind), TOKENS), some_text()[0][:9]
     check_family(view, ids)
-    expected = Pass.of(view, ids, patterns=True).pattern(0)[0, :, -1]
+    expected = Pass.of(view, ids).pattern(0)[0, :, -1]
     torch.testing.assert_close(last_row(view, ids, position=8), expected, rtol=1e-4, atol=1e-6)
 
 
 def test_a_distance_that_a_layer_does_not_see_is_refused():
     view, ids = family_view("cohere2"), some_text()[0][:9]
-    of_text = Pass.of(view, ids, patterns=True)
+    of_text = Pass.of(view, ids)
     for layer in range(2):
         row = of_text.pattern(layer)[0, 0, -1].flip(0)
         for distance, weight in enumerate(row.tolist()):

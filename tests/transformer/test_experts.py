@@ -78,62 +78,19 @@ def number_with_hooks(model, ids, hooks=()):
     return float(logits[5] - logits[6])
 
 
-def chosen_weights(gate, logits, places):
-    """Return the weights that a router gives to places of its experts, by its equations."""
-    if type(gate).__name__ == "MixtralTopKRouter":
-        weights = logits.float().softmax(-1).gather(1, places)
-        return weights / weights.sum(-1, keepdim=True)
-    weights = logits.sigmoid().gather(1, places)
-    return weights / (weights.sum(-1, keepdim=True) + 1e-20) * gate.routed_scaling_factor
-
-
-def number_with_choices(model, ids, chosen):
-    """Return a difference of logits of a text, with given places of the experts of routers."""
-
-    def choose(gate, _, output):
-        weights = chosen_weights(gate, output[0], chosen[gate])
-        return output[0], weights.to(output[1]), chosen[gate]
-
-    return number_with_hooks(model, ids, [(gate, choose) for gate in chosen])
-
-
-def choices_of(model, gates, ids):
-    """Return the places of the experts that routers choose."""
-    chosen = {}
-
-    def note(gate, _, output):
-        chosen[gate] = output[2]
-
-    number_with_hooks(model, ids, [(gate, note) for gate in gates])
-    return chosen
-
-
 @pytest.mark.parametrize("kind", ["mixtral", "deepseek_v3"])
-def test_choices_are_exchanged_as_in_own_passes(kind):
-    model = make(kind).requires_grad_(False)
-    view, ids = ResidualModel(model, TOKENS), [x % 30 for x in texts()]
+def test_choices_are_in_the_flow_and_are_not_exchanged(kind):
+    view, ids = ResidualModel(make(kind).requires_grad_(False), TOKENS), [x % 30 for x in texts()]
     split = flow(view, ids[0], "t5", minus="t6", against=ids[1], labels=0)
-    nodes = [node for node in split.nodes if node.kind == "choice"]
-    assert nodes
-    gates = [view.places.layers[node.layer].module.mlp.gate for node in nodes]
-    chosen = [choices_of(model, gates, text) for text in ids]
-
-    def by_hand(some):
-        first, second = (
-            number_with_choices(model, text, {gate: of_other[gate] for gate in some})
-            for text, of_other in zip(ids, reversed(chosen), strict=True)
-        )
-        own = [number_with_hooks(model, text) for text in ids]
-        return (first - own[0] + own[1] - second) / 2
-
-    for node, gate, effect in zip(nodes, gates, measure(view, split, nodes), strict=True):
-        assert effect.actual == pytest.approx(by_hand([gate]), rel=1e-3, abs=1e-7)
-        assert abs(effect.actual) > 1e-5
-        assert effect.part == f"choice.{node.layer}"
-    together = remove(view, split, nodes)
-    assert together.actual == pytest.approx(by_hand(gates), rel=1e-3, abs=1e-7)
-    with pytest.raises(BilensError, match="scale=0.5 of a choice, which is exchanged as a whole"):
-        measure(view, split, nodes, scale=0.5)
+    node = next(node for node in split.nodes if node.kind == "choice")
+    for call in (measure, remove):
+        with pytest.raises(BilensError, match=rf"choice\.{node.layer} is no part"):
+            call(view, split, [node])
+    with (
+        pytest.raises(BilensError, match=r"'choice\.0' is no address"),
+        patched(view, ["choice.0"], "t3 t4"),
+    ):
+        pass
 
 
 def test_processing_folds_the_norm_into_experts_and_router():
@@ -238,7 +195,7 @@ def test_an_mlp_is_opened_to_its_experts():
     assert frame["measured effect"].tolist() == pytest.approx(effects)
 
 
-def test_experts_and_choices_are_patched_by_their_addresses():
+def test_experts_are_patched_by_their_addresses():
     view = family_view("mixtral")
     model = view.model
 
@@ -250,13 +207,9 @@ def test_experts_and_choices_are_patched_by_their_addresses():
     expected = number_with(model, TEXTS[0], {(1, 2): dict(enumerate(terms[1, 2]))})
     assert number("expert.1.2") == pytest.approx(expected)
     assert expected != pytest.approx(number_with_hooks(model, TEXTS[0]))
-    chosen = choices_of(model, [layer.mlp.gate for layer in model.model.layers], TEXTS[1])
-    expected = number_with_choices(model, TEXTS[0], chosen)
-    assert number("choice.0", "choice.1", "choice.2") == pytest.approx(expected, abs=1e-7)
-    assert expected != pytest.approx(number_with_hooks(model, TEXTS[0]), abs=3e-6)
 
 
 def test_addresses_of_experts():
     view = ResidualModel(tiny("qwen3-dense"))
-    for address in ("expert.1.3", "expert.1.0@4", "choice.1"):
+    for address in ("expert.1.3", "expert.1.0@4"):
         assert str(Part.parse(address, view)) == address

@@ -71,7 +71,7 @@ def test_texts_of_different_lengths_have_their_own_logits_with_scaled_positions(
 @pytest.mark.parametrize("kind", ROTATIONS)
 def test_queries_and_keys_are_those_of_a_text_of_any_length(kind):
     view = ResidualModel(rotating(kind))
-    of_text = Pass.of(view, some_text()[0], patterns=True)
+    of_text = Pass.of(view, some_text()[0])
     n = of_text.layer(0).attn_n[0]
     rows = [view.queries_keys(0, n[[at]], at, length=TIME)[0] for at in range(TIME)]
     q, k = (torch.cat([row[side] for row in rows]) for side in (0, 1))
@@ -122,7 +122,7 @@ def test_readings_of_weights_refuse_hooks_of_all_modules():
 @pytest.mark.parametrize("name", ["embedding_multiplier", "residual_multiplier"])
 def test_a_factor_of_zero_is_zero(name):
     view = family_view("granite", settings={**FAMILIES["granite"][1], name: 0.0})
-    of_text = Pass.of(view, some_text()[0], patterns=True)
+    of_text = Pass.of(view, some_text()[0])
     torch.testing.assert_close(sum_of_parts(of_text), of_text.logits[0], rtol=1e-4, atol=1e-5)
     settings = {**FAMILIES["cohere2"][1], "logit_scale": 0.0}
     assert not family_view("cohere2", settings=settings).W_U.any()

@@ -41,7 +41,7 @@ def test_a_family_passes_every_check(name, check):
 @given(st.fixed_dictionaries(parts), st.sampled_from(["bilinear", "swiglu", "relu2"]))
 def test_own_models_of_all_parts_add_up(settings, mlp):
     view = ResidualModel(random_model(n_layers=2, mlp=mlp, **settings))
-    of_text = Pass.of(view, random_text(), patterns=True)
+    of_text = Pass.of(view, random_text())
     total, logits = sum_of_parts(of_text), of_text.logits[0]
     assert (total - logits).abs().max() < 1e-10 * logits.abs().max()
 
@@ -87,7 +87,7 @@ def test_small_weights_are_read_in_float32(dtype):
     give_swish(model).beta = 0.0
     view = ResidualModel(model)
     assert view.mlp(0).out.dtype == view.W_U.dtype == view.qk(0)[0].left.dtype == torch.float32
-    assert Pass.of(view, some_text(), patterns=True).pattern(0).dtype == torch.float32
+    assert Pass.of(view, some_text()).pattern(0).dtype == torch.float32
     assert view.mlp(0).interaction(view.direction(3)).eigh(3).values.isfinite().all()
 
 
@@ -113,9 +113,9 @@ def test_gradients_of_small_weights_keep_no_copy_in_float32(dtype, n, transposed
 def test_texts_side_by_side_have_the_numbers_of_each(name):
     view = view_of(name)
     texts = some_text()
-    together = Pass.of(view, texts, patterns=True)
+    together = Pass.of(view, texts)
     for row, ids in enumerate(texts):
-        alone = Pass.of(view, ids, patterns=True)
+        alone = Pass.of(view, ids)
         pairs = [(getattr(together, x), getattr(alone, x)) for x in ("stream", "logits", "tokens")]
         pairs.append((together.next_logits, alone.logits[:, -1]))
         for layer in range(view.n_layers):
@@ -155,7 +155,7 @@ def test_activations_that_are_not_zero_at_zero(name, act):
     mlp.reads[0].module.weight[:3] = 0
     view = ResidualModel(model, TOKENS)
     with exact_norms():
-        of_text = Pass.of(view, some_text()[0], patterns=True)
+        of_text = Pass.of(view, some_text()[0])
         total, logits = sum_of_parts(of_text), of_text.logits[0]
         split = flow(view, some_text()[0], TokenDirection("t3"))
     assert (total - logits).abs().max() < 1e-11 * logits.abs().max()

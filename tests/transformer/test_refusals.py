@@ -97,7 +97,6 @@ BAD_INPUT = {
     r"ids has shape \(0,\), expected at": lambda v: Pass.of(v, torch.zeros(0).long()),
     "text is a tensor of shape .* expected text": lambda v: Pass.of(v, torch.zeros(3)),
     "ids is a tensor of shape .* expected a tenso": lambda v: v.logits(torch.zeros(3).long()),
-    r"no patterns; make it by Pass.of\(..., patterns=True\)": lambda v: Pass.of(v, TEXT).pattern(0),
     **{
         f"'{address}' is n": lambda v, address=address: Part.parse(address, v)
         for address in ("mlp", "head.1", "mlp.2", "head.0.4", "mlp.1@", "token@1")
@@ -164,10 +163,6 @@ OTHERS = {
         changed("config.use_bidirectional_attention", True, "gemma3"),
     ],
     "layers.1.self_attn is not causal": changed(f"{ATTENTION}.is_causal", False),
-    # Eager attention takes its mask and ignores this one.
-    "eager attention of this LlamaForCausalLM.* own, sdpa": changed(
-        f"{ATTENTION}.is_causal", False, opened=lambda v: Pass.of(v, TEXT, patterns=True)
-    ),
     "when this view was made": [
         MAPPED("config.logits_scaling", 3.0, "granite"),
         MAPPED("config.final_logit_softcapping", 2.0, "gemma2"),

@@ -135,7 +135,7 @@ def test_queries_and_keys_of_ones_own(made):
     register_family("MadeUp", replace(FAMILY, queries_keys=scored_rows))
     check_family(made, torch.tensor([3, 1, 4, 1, 5]), rounding=1e-12)
     view, ids = ResidualModel(made), torch.tensor([3, 1, 4])
-    of_text = Pass.of(view, ids, patterns=True)
+    of_text = Pass.of(view, ids)
     [(q, k)] = view.queries_keys(0, of_text.layer(0).attn_n[0], 0)
     scores = torch.einsum("thd,shd->hts", q, k).masked_fill(torch.ones(3, 3).triu(1).bool(), -1e9)
     torch.testing.assert_close(scores.softmax(-1), of_text.pattern(0)[0])

@@ -25,7 +25,6 @@ from bilens.options import Target
 from bilens.sections import Columns, Fact, by_column, signed
 from bilens.transformer import ResidualModel
 from bilens.transformer.changes import Part
-from bilens.transformer.choices import Choosing, by_text
 from bilens.transformer.exchanges import exchanged
 from bilens.transformer.experts import ExpertCall
 from bilens.transformer.passes import Number, Pass, first_change
@@ -199,7 +198,7 @@ def patched(model: ResidualModel, parts: Sequence[str], against: str | Tensor) -
 
     Args:
         model: any.
-        parts: addresses of heads, MLPs and experts, with or without a position, or of choices.
+        parts: addresses of heads, MLPs and experts, with or without a position.
         against: the other text, or its token ids; the first text has at least as many tokens, and
             a shorter one stays as it is.
 
@@ -207,7 +206,7 @@ def patched(model: ResidualModel, parts: Sequence[str], against: str | Tensor) -
         BilensError: an address is not one of the model, or its position is not in the other text.
     """
     other = Pass.of(model, second_ids(model, against)[None])
-    time, texts, choosing = other.ids.shape[1], [1], Choosing()
+    time, texts = other.ids.shape[1], [1]
     is_start = [True]  # whether a pass has the start of the text, and no token after a cache of it
     starts: list[int] = []  # of each text of a pass with a mask, the first position that is shown
 
@@ -249,9 +248,6 @@ def patched(model: ResidualModel, parts: Sequence[str], against: str | Tensor) -
 
         return exchange(rows, term=term).reshape(y.shape)
 
-    def choose(exchange: Exchange, number: int, places: Tensor) -> Tensor:
-        return exchange(by_text(places, 1, texts[0])[0], number=number).reshape(places.shape)
-
     before: list[tuple[nn.Module, Callable[..., Any]]] = [(model.model, begin)]
     after: list[tuple[nn.Module, Callable[..., Any]]] = [(model.model, end)]
     for address in parts:
@@ -269,13 +265,9 @@ def patched(model: ResidualModel, parts: Sequence[str], against: str | Tensor) -
                 before.append((site.module, partial(exchange_input, exchange)))
             case "experts":
                 after.append((site.module, partial(exchange_term, exchange)))
-            case "choice":
-                start = partial(choosing.start, partial(choose, exchange))
-                before.append((site.module, lambda *_, start=start: start()))
-                after.append((site.module, lambda *_: choosing.start(None)))
             case _:
                 after.append((site.module, partial(exchange_output, exchange)))
-    with hooked(before, after), choosing:
+    with hooked(before, after):
         yield
 
 

@@ -61,9 +61,9 @@ def measure(
     """Run a model without each of some nodes of a flow, or with their output scaled.
 
     Everything after a node runs as the model does, so that norms, patterns and gates may change.
-    Each text has the node's output, or choice, of the other one: what a head moves from one
-    position to another, the output of an MLP at its position, or the vector of a token. The effect
-    is the mean of both.
+    Each text has the node's output of the other one: what a head moves from one position to
+    another, the output of an MLP at its position, or the vector of a token. The effect is the mean
+    of both.
 
     Args:
         model: that of the flow.
@@ -72,10 +72,8 @@ def measure(
         scale: share of the change that stays.
 
     Raises:
-        BilensError: a node is the logit, or a choice is scaled.
+        BilensError: a node is the logit or a choice.
     """
-    if scale and any(node.kind == "choice" for node in nodes):
-        raise BilensError(f"scale={scale} of a choice, which is exchanged as a whole; leave it out")
     groups = [[part] for part in _parts(flow, nodes)]
     effects = _changes(Score(model, flow.fitted), run_without(model, flow, groups, scale))
     return [
@@ -209,6 +207,6 @@ def _parts(flow: Flow, nodes: Sequence[Node]) -> list[Part]:
         if not node.is_removable:
             raise BilensError(
                 f"{node.name(flow.tokens)} is no part that can be removed; expected heads, MLPs, "
-                "tokens or choices"
+                "experts or tokens"
             )
     return [node.where for node in nodes]

@@ -54,7 +54,7 @@ class Node:
     @property
     def is_removable(self) -> bool:
         """True if it can be exchanged between two runs of the model."""
-        return self.kind != "output"
+        return self.kind not in ("output", "choice")
 
     @property
     def where(self) -> Part:

@@ -228,7 +228,7 @@ def reference(inputs: Inputs, scale: float) -> Tensor:
     # A squared score is made once: its pattern is the product with itself.
     first = q1 @ k1.mT
     second = first if q2 is None or k2 is None else q2 @ k2.mT
-    y = (first * second).tril_() @ (v * scale)
+    y = (first * second * scale).tril_() @ v
     return y if y.dtype == dtype else y.to(dtype)
 
 

@@ -52,7 +52,7 @@ def read_stream(
     """
     ids = model.ids(text)
     check_index("position", position, len(ids), "a position in the text")
-    of_text = Pass.of(model, ids[: position + 1], patterns=True)
+    of_text = Pass.of(model, ids[: position + 1])
     on_text = of_text.layer(layer)
     parts = _parts(of_text, layer, on_text)
     if model.modules.mlp_moment(layer) < Moment.attention(layer):

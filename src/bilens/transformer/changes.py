@@ -1,7 +1,7 @@
 """Changes of a forward pass: parts removed, scaled, added to, or exchanged.
 
-A part has one address everywhere: `mlp.8`, `head.26.0`, `expert.4.0`, `choice.4` of what a layer
-chooses, such as experts; and at one position `head.26.0@4`.
+A part has one address everywhere: `mlp.8`, `head.26.0`, `expert.4.0`; and at one position
+`head.26.0@4`.
 """
 
 import re
@@ -26,9 +26,9 @@ Function = Callable[[Float[Tensor, "texts time width"]], Tensor | None]
 class Part(NamedTuple):
     """The address of a part of a model."""
 
-    # An expert is a part of an mlp. In flows also token, position, and direction of an MLP.
-    kind: Literal["head", "mlp", "expert", "choice", "token", "position", "direction"]
-    layer: int | None = None  # number of its layer; None for tokens and positions
+    # An expert is a part of an mlp. In flows also token, choice, and direction of an MLP.
+    kind: Literal["head", "mlp", "expert", "choice", "token", "direction"]
+    layer: int | None = None  # number of its layer; None for tokens
     number: int | None = None  # of the head, expert or direction
     position: int | None = None  # the position that it is limited to; None for all
     source: int | None = None  # of a head at a position, from where it moves; None for everywhere
@@ -51,17 +51,15 @@ class Part(NamedTuple):
 
     @classmethod
     def parse(cls, address: str, model: ResidualModel) -> "Part":
-        """Return the head, MLP, expert or choice of an address such as head.26.0@4."""
-        found = re.fullmatch(
-            r"(?:(head|expert)\.(\d+)\.(\d+)|(mlp)\.(\d+))(?:@(\d+))?|(choice)\.(\d+)", address
-        )
+        """Return the head, MLP or expert of an address such as head.26.0@4."""
+        found = re.fullmatch(r"(?:(head|expert)\.(\d+)\.(\d+)|(mlp)\.(\d+))(?:@(\d+))?", address)
         if found is None:
             raise BilensError(
                 f"{address!r} is no address of a part; expected mlp.LAYER, head.LAYER.NUMBER, "
-                "expert.LAYER.NUMBER, or one with a position, such as head.26.0@4; or choice.LAYER"
+                "expert.LAYER.NUMBER, or one with a position, such as head.26.0@4"
             )
-        kind: Any = found[1] or found[4] or found[7]
-        layer = int(found[2] or found[5] or found[8])
+        kind: Any = found[1] or found[4]
+        layer = int(found[2] or found[5])
         number, position = (None if x is None else int(x) for x in (found[3], found[6]))
         if layer >= model.n_layers or (kind == "head" and (number or 0) >= model.n_heads):
             raise BilensError(
@@ -79,18 +77,16 @@ class Site(NamedTuple):
     """A place in a forward pass at which numbers can be changed."""
 
     module: nn.Module
-    # What is changed: the module's input or output. With "step" the module does not run: the output
-    # of a layer is a function of its input, and that of a module that takes each position by itself
-    # one of nothing. With "choice" it is what a layer chooses. With "mix" it is the module's input,
-    # and with "experts" the output of experts: sums, of which functions get the term of any part.
-    # With "rows" it is at which positions a module runs that takes each by itself: its
-    # function returns a mask of them. What it writes elsewhere is not needed.
-    place: Literal["input", "output", "step", "choice", "mix", "experts", "rows"]
-    layer: int  # number of its layer, from which a pass has to be computed again
+    # What is changed: the module's input or output. With "mix" it is the module's input, and with
+    # "experts" the output of experts: sums, of which functions get the term of any part. Of modules
+    # that take each position by itself "step" is their whole output, a tensor, and "rows" a mask of
+    # the positions at which they run: what they write elsewhere is not needed.
+    place: Literal["input", "output", "step", "mix", "experts", "rows"]
+    layer: int  # number of its layer, before which a pass is as it was
 
 
-Change = tuple[Site, Callable[..., Any]]
-"""A place, and what it becomes in a changed pass."""
+Change = tuple[Site, Any]
+"""A place, and what it becomes in a changed pass: a function of its value, or a tensor."""
 
 
 def token_site(model: ResidualModel) -> Site:

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from functools import partial
 
-import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -14,12 +13,10 @@ from bilens.transformer.changes import (
     Function,
     Part,
     Site,
-    adding,
     mixed_site,
     mlp_site,
     token_site,
 )
-from bilens.transformer.choices import taking
 from bilens.transformer.passes import Pass
 
 
@@ -40,30 +37,22 @@ def exchanging(
     return exchange
 
 
-def exchanged(part: Part, other: Pass, scale: float = 1) -> list[Change]:
+def exchanged(part: Part, other: Pass) -> list[Change]:
     """Return the changes of a part to its value of another pass, at its position or at all.
 
-    `scale` is a factor of that value: with 0 the part is removed. Of a head with a source, only
-    what it moves from there is exchanged, and what it moves from elsewhere stays as it runs; so do
-    the other experts beside one.
+    Of a head with a source, only what it moves from there is exchanged, and what it moves from
+    elsewhere stays as it runs; so do the other experts beside one.
 
     Raises:
-        BilensError: the part cannot be exchanged, or a choice is scaled.
+        BilensError: the part cannot be exchanged.
     """
-    model, layer, columns, embeddings = other.model, part.layer or 0, slice(None), list[Change]()
+    model, layer, columns = other.model, part.layer or 0, slice(None)
     match part.kind:
-        case "choice" if scale == 1:
-            module = model.places.layers[layer].module
-            return [(Site(module, "choice", layer), taking(other.choices(layer), len(other.ids)))]
         case "token":
-            site, values = token_site(model), other.tokens[:, part.rows]
-            for table in model.places.tables:
-                rows = scale * model.places.rows(other.ids, table)[:, part.rows]
-                embeddings.append((Site(table, "output", EMBEDDING), partial(_rows_in, part, rows)))
-        case "position" if (positions := model.modules.positions) is not None:
-            site = Site(positions.module, "output", EMBEDDING)
-            places = torch.arange(other.ids.shape[1], device=model.device)[part.rows]
-            values = positions.rows(places).expand(len(other.ids), -1, -1)
+            given = {token_site(model): other.tokens}
+            for table in model.places.tables:  # which layers read beside the stream
+                given[Site(table, "output", EMBEDDING)] = model.places.rows(other.ids, table)
+            return [(site, partial(_with_rows, part, values)) for site, values in given.items()]
         case "mlp":
             site, values = mlp_site(model, layer), other.outputs[layer][:, part.rows]
         case "expert" if (experts := model.places.layers[layer].experts) is not None:
@@ -80,21 +69,20 @@ def exchanged(part: Part, other: Pass, scale: float = 1) -> list[Change]:
             raise BilensError(
                 f"{part} cannot be exchanged by its address; expected a head or an MLP"
             )
-    given = scale * values
 
     def exchange(x: Tensor, term: Callable[[Part], Tensor] | None = None) -> Tensor:
-        x, own = x.clone(), given.to(x)
+        x, own = x.clone(), values.to(x)
         if term is not None:
             own = x[:, part.rows, columns] + own - term(part)
         x[:, part.rows, columns] = own
         return x
 
-    return [(site, exchange), *embeddings]
+    return [(site, exchange)]
 
 
-def _rows_in(part: Part, rows: Tensor, x: Tensor) -> Tensor:
+def _with_rows(part: Part, values: Tensor, x: Tensor) -> Tensor:
     x = x.clone()
-    x[:, part.rows] = rows.to(x)
+    x[:, part.rows] = values[:, part.rows].to(x)
     return x
 
 
@@ -104,30 +92,22 @@ def mixture(
     """Return the changes by which every part keeps a share, and takes the others of another pass.
 
     `keep` is the share of each head of a layer, and of its MLP as the last, at all positions or at
-    each. 1 is the part as it is. A layer of which nothing is kept is not run, nor are its MLP or
-    the maps of its heads, nor its MLP at positions of which nothing is kept; the shares 0 there
-    have no gradient.
+    each. 1 is the part as it is. Modules that take each position by itself do not run where nothing
+    of theirs is kept, and the shares 0 there have no gradient.
     """
-    model, places, changes = other.model, other.model.places, list[Change]()
-    for layer, shares in enumerate(keep):
-        if places.layers[layer].adds and not shares.any():
-            after = other.streams[layer + 1]
-            step = after - other.streams[layer].to(after)
-            changes.append((Site(places.layers[layer].module, "step", layer), adding(step)))
-            continue
-        heads, mlp, by_position = shares[..., :-1], places.layers[layer].mlp, other.by_position
-        maps = [x for x in places.layers[layer].by_position if x is not mlp]
+    model, changes = other.model, list[Change]()
+    for layer, (place, shares) in enumerate(zip(model.places.layers, keep, strict=True)):
+        heads, live = shares[..., :-1], shares[..., -1] != 0
+        maps = [module for module in place.by_position if module is not place.mlp]
         if maps and not heads.any():
             changes += [_stepping(module, layer, other) for module in maps]
-        elif places.layers[layer].heads is not None:
-            values = exchanging(other.mixed[layer], heads)
-            changes.append((mixed_site(model, layer), values))
-        if mlp in by_position and not shares[..., -1].any():
-            changes.append(_stepping(mlp, layer, other))
-        elif mlp is not None:
-            live = shares[..., -1] != 0
-            if mlp in by_position and live.dim() and not live.all():
-                changes.append((Site(mlp, "rows", layer), partial(torch.clone, live)))
+        elif place.heads is not None:
+            changes.append((mixed_site(model, layer), exchanging(other.mixed[layer], heads)))
+        if place.mlp in place.by_position and not live.any():
+            changes.append(_stepping(place.mlp, layer, other))
+        elif place.mlp is not None:
+            if place.mlp in place.by_position and live.dim():
+                changes.append((Site(place.mlp, "rows", layer), live))
             values = exchanging(other.outputs[layer], shares[..., -1:])
             changes.append((mlp_site(model, layer), values))
     return changes
@@ -135,4 +115,4 @@ def mixture(
 
 def _stepping(module: nn.Module, layer: int, other: Pass) -> Change:
     """Return the change of a module that takes each position by itself to its output elsewhere."""
-    return (Site(module, "step", layer), other.by_position[module].to)
+    return (Site(module, "step", layer), other.by_position[module])

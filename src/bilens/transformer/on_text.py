@@ -94,15 +94,6 @@ def layer_on_text(layer: Layer, texts: int, run: Callable[[], Any]) -> LayerOnTe
     )
 
 
-def pattern_of_call(module: Any, args: tuple[Any, ...], _: Any, output: Any) -> Tensor:
-    """Return the pattern of a call of an attention module that attends eagerly."""
-    if not hasattr(module, "attention_pattern"):
-        # Attention of transformers returns its pattern after its output.
-        return widened(output[1])
-    x, pos_embed, rope, _, _, v_first = args
-    return widened(module.attention_pattern(x, pos_embed, rope, v_first))
-
-
 def widened(x: Tensor) -> Tensor:
     """Return numbers in float32, or in float64 if they are so."""
     return x if x.dtype == torch.float64 else x.float()

@@ -1,52 +1,31 @@
 """Forward passes of a model on texts side by side, and changed passes that start from them."""
 
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, replace
-from functools import cache, cached_property, partial
-from itertools import count
-from types import MappingProxyType
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any, ClassVar
-from weakref import WeakSet
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from bilens.analysis import Reading
-from bilens.checks import checked
+from bilens.checks import check_sum, checked
 from bilens.data.texts import write_out
 from bilens.errors import BilensError
 from bilens.hooks import first_call, hooked
 from bilens.sections import Columns, Fact, by_column
-from bilens.transformer.changes import (
-    EMBEDDING,
-    Change,
-    Function,
-    Part,
-    Site,
-    mixed_site,
-    token_site,
-)
-from bilens.transformer.choices import Choosing, by_text
+from bilens.transformer.changes import EMBEDDING, Change, Site, mixed_site, token_site
+from bilens.transformer.changing import Known, OfSets, applied, by_site, changing
 from bilens.transformer.experts import ExpertCall
 from bilens.transformer.mixing import Mix, Mixing
 from bilens.transformer.model import ResidualModel, checked_ids
-from bilens.transformer.on_text import LayerOnText, layer_on_text, pattern_of_call
-from bilens.transformer.running import (
-    allowed_change,
-    attends_by,
-    attention_choice,
-    first_input,
-    first_output,
-    run,
-    wide_passes,
-)
+from bilens.transformer.on_text import LayerOnText, layer_on_text
+from bilens.transformer.running import first_input, first_output, run, wide_passes
 
 Number = Callable[[Float[Tensor, "batch time d_model"]], Float[Tensor, " batch"]]
 """A number of the stream after the last layer."""
-Hook = tuple[nn.Module, Callable[..., Any]]
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 """Arguments of a call of a layer, by position and by name, without the stream."""
 
@@ -62,16 +41,12 @@ class Pass(Reading):
         ids: the texts.
         tokens: the embeddings of their tokens.
         streams: the stream before each layer, and after the last one.
-        arguments: of each layer, without the stream.
-        patterns: whether the model attends eagerly, as patterns need.
     """
 
     model: ResidualModel
     ids: Int[Tensor, "texts time"]
     tokens: Float[Tensor, "texts time d_model"]
     streams: list[Float[Tensor, "texts time d_model"]]
-    arguments: list[Arguments]
-    patterns: bool = False
 
     axes: ClassVar[dict[str, str]] = {"x": "next token", "y": "probability"}
 
@@ -83,7 +58,6 @@ class Pass(Reading):
         text: str | Int[Tensor, "*texts time"],
         tokens: Float[Tensor, "*texts time d_model"] | None = None,
         *,
-        patterns: bool = False,
         parts: bool = False,
     ) -> "Pass":
         """Run a model on a text, or on texts of one length; in float32 or float64.
@@ -92,32 +66,29 @@ class Pass(Reading):
             model: any.
             text: a text, its token ids, or those of several texts of one length.
             tokens: other embeddings of the tokens.
-            patterns: let the model attend eagerly, as its patterns need. The logits are compared
-                with those of its own attention.
             parts: record the values of the parts in the same run, where they will be needed.
 
         Raises:
-            BilensError: the model does not know the text, or it changes streams between layers, or
-                its eager attention differs from its own.
+            BilensError: the model does not know the text.
         """
         if isinstance(text, str) or text.dim() == 1:
             text = model.ids(text)[None]
         ids = checked_ids(model, text)
         tokens = model.places.rows(ids) if tokens is None else tokens
         keeping = _keeping(model, len(ids)) if parts else nullcontext()
-        with torch.no_grad(), _attending(model, patterns), embedded(model, tokens), keeping as kept:
+        with torch.no_grad(), wide_passes(model.model), embedded(model, tokens), keeping as kept:
             streams, arguments = _recorded(model, ids)
-        of_texts = cls(model, ids, tokens, streams, arguments, patterns)
+        of_texts = cls(model, ids, tokens, streams)
+        vars(of_texts)["arguments"] = arguments
         if kept is not None:
             vars(of_texts)["_values"] = kept()
-        if patterns and model not in _CHECKED and ids.shape[1] > 1:
-            check_attention(of_texts)
-            _CHECKED.add(model)
         return of_texts
 
-    def running(self) -> AbstractContextManager[None]:
-        """Return the context in which layers run again as in this pass."""
-        return _attending(self.model, self.patterns)
+    @cached_property
+    def arguments(self) -> list[Arguments]:
+        """Arguments of each layer, without the stream; of some texts alone the model runs again."""
+        with torch.no_grad(), wide_passes(self.model.model), embedded(self.model, self.tokens):
+            return _recorded(self.model, self.ids)[1]
 
     def facts(self) -> list[Fact]:
         texts, time = self.ids.shape
@@ -160,31 +131,14 @@ class Pass(Reading):
         """Return the weight of every earlier position (columns) at every position (rows), by head.
 
         Raises:
-            BilensError: the pass has been made without `patterns`.
+            BilensError: no pattern is found, or it does not make the values that the heads mix.
         """
-        if not self.patterns:
-            raise BilensError("the pass has no patterns; make it by Pass.of(..., patterns=True)")
-        module, seen = self.model.layer(layer).heads.module, list[Tensor]()
-
-        def keep(*call: Any) -> None:
-            seen.append(pattern_of_call(*call))
-
-        with hooked(after=[(module, keep)]):
-            self.run_layer(layer)
-        return seen[0]
-
-    @torch.no_grad()
-    def choices(self, layer: int) -> list[Int[Tensor, "rows *shape"]]:
-        """Return what a layer chooses, such as experts: the places, one choice after the other."""
-        noted: list[Tensor] = []
-
-        def note(_: int, places: Tensor) -> Tensor:
-            noted.append(places)
-            return places
-
-        with Choosing(note):
-            self.run_layer(layer)
-        return noted
+        mix = self.mix(layer)
+        pattern = mix.pattern(slice(None))
+        size = float((pattern.abs() @ mix.values.abs()).max())
+        name = f"The pattern of layer {layer}, times the values,"
+        check_sum(name, pattern @ mix.values, mix.output, size=size)
+        return pattern
 
     # Values of the parts, which other passes take.
 
@@ -218,7 +172,7 @@ class Pass(Reading):
             assert module is not None
             with hooked(before=[(module, find)]):
                 self.run_layer(layer)
-        with self.running():
+        with wide_passes(self.model.model):
             return self._experts[layer].term(number).reshape(self.tokens.shape)
 
     @cached_property
@@ -246,14 +200,14 @@ class Pass(Reading):
 
     @cached_property
     def _values(self) -> "_Values":
-        with torch.no_grad(), self.running(), _keeping(self.model, len(self.ids)) as values:
-            for number, stream in enumerate(self.streams[:-1]):
-                self._through(number, stream)
+        with (
+            torch.no_grad(),
+            wide_passes(self.model.model),
+            _keeping(self.model, len(self.ids)) as values,
+        ):
+            for number in range(self.model.n_layers):
+                self.run_layer(number)
         return values()
-
-    @cached_property
-    def _by_text(self) -> frozenset[tuple[int, int]]:
-        return _by_text(self)
 
     @property
     def stream(self) -> Float[Tensor, "texts time d_model"]:
@@ -265,16 +219,6 @@ class Pass(Reading):
         first, size = texts[0], len(texts)
         in_a_row = list(texts) == [*range(first, first + size)]
         index: Any = slice(first, first + size) if in_a_row else list(texts)
-        total = len(self.ids)
-
-        def chosen(x: Tensor) -> Tensor:
-            # Models fold further axes into that of texts.
-            return x.unflatten(0, (total, -1))[index].flatten(0, 1)
-
-        arguments = [
-            _mapped(chosen, call, _of_layer(self._by_text, layer))
-            for layer, call in enumerate(self.arguments)
-        ]
         mixed, outputs, by_position = self._values
         values = (
             [x[index] for x in mixed],
@@ -282,7 +226,7 @@ class Pass(Reading):
             {module: x[index] for module, x in by_position.items()},
         )
         streams = [x[index] for x in self.streams]
-        return self._with(self.ids[index], self.tokens[index], streams, values, arguments)
+        return self._with(self.ids[index], self.tokens[index], streams, values)
 
     def in_place_of(self, other: "Pass") -> "Pass":
         """Return this pass with as many tokens as another one, whose parts take its values.
@@ -306,7 +250,7 @@ class Pass(Reading):
         )
         streams = [joined(*pair) for pair in zip(self.streams, other.streams, strict=True)]
         ids, tokens = joined(self.ids, other.ids), joined(self.tokens, other.tokens)
-        return other._with(ids, tokens, streams, values, other.arguments)
+        return other._with(ids, tokens, streams, values)
 
     def _with(
         self,
@@ -314,10 +258,9 @@ class Pass(Reading):
         tokens: Float[Tensor, "texts time d_model"],
         streams: list[Float[Tensor, "texts time d_model"]],
         values: "_Values",
-        arguments: list[Arguments],
     ) -> "Pass":
-        changed = replace(self, ids=ids, tokens=tokens, streams=streams, arguments=arguments)
-        vars(changed).update(_values=values, _by_text=self._by_text)
+        changed = Pass(self.model, ids, tokens, streams)
+        vars(changed)["_values"] = values
         return changed
 
     @property
@@ -325,8 +268,6 @@ class Pass(Reading):
         """Memory of all tensors, some of which share it."""
         tensors = [self.ids, self.tokens, *self.streams, *self.mixed, *self.outputs]
         tensors += self.by_position.values()
-        for call in self.arguments:
-            tensors += _tensors(call)
         storages = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in tensors}
         return sum(storages.values())
 
@@ -335,145 +276,79 @@ class Pass(Reading):
     ) -> Float[Tensor, "sets texts time d_model"]:
         """Return the last streams of all texts with each set of changes.
 
-        Passes go side by side in batches, and each joins its batch at its first changed layer.
-        Under `torch.enable_grad` the result has gradients by all tensors that the changes hold. At
-        the `kept` first positions, of all sets or of each, nothing may be changed, so that maps and
-        MLPs do not run there again.
+        Passes go side by side in batches. Maps and MLPs do not run before the first change of a
+        set, nor at the `kept` first positions, of all sets or of each, at which nothing may be
+        changed. Under `torch.enable_grad` the result has gradients by all tensors that the changes
+        hold.
         """
         kept = [kept] * len(sets) if isinstance(kept, int) else kept
-        n_layers = self.model.n_layers
-        first = []
-        for changes in sets:
-            layer = min((site.layer for site, _ in changes), default=n_layers)
-            # Keys that later layers read as well have to be those of this run.
-            first.append(EMBEDDING if changes and self.model.places.crosses else layer)
-        order = sorted(range(len(sets)), key=first.__getitem__)
+        moments = [min(map(self._moment, (x for x, _ in changes)), default=0) for changes in sets]
+        order = sorted((i for i, changes in enumerate(sets) if changes), key=moments.__getitem__)
         # The streams of a batch take about 2 MB; larger ones leave the cache of a processor.
         size = max(1, 2**19 // self.tokens.numel())
         results: list[Tensor] = [self.stream] * len(sets)
-        # What changes embeddings runs as a whole, and nothing that joins later goes with it.
-        whole = sum(layer == EMBEDDING for layer in first)
-        for of_kind in (order[:whole], order[whole:]):
-            for start in range(0, len(of_kind), size):
-                batch = of_kind[start : start + size]
-                streams = self._batch(
-                    [sets[i] for i in batch], [first[i] for i in batch], [kept[i] for i in batch]
-                )
-                for number, stream in zip(batch, streams, strict=True):
-                    results[number] = stream
+        for start in range(0, len(order), size):
+            batch = order[start : start + size]
+            sites = by_site([sets[i] for i in batch])
+            starts = [(moments[i], kept[i]) for i in batch]
+            for number, stream in zip(batch, self._batch(sites, starts), strict=True):
+                results[number] = stream
         return torch.stack(results) if results else self.stream.new_empty(0, *self.stream.shape)
 
-    def run_layer(self, number: int, changes: Sequence[Change] = (), copies: int = 1) -> None:
-        """Run one layer on its own stream, in copies side by side, with the same changes of all.
-
-        The functions of the changes get all copies at once, (copies * texts, time, width).
-        """
-        stream = self.streams[number].repeat(copies, 1, 1)
-        by_text = self._by_text if copies > 1 else frozenset()
-        sites = _by_site([changes])
-        with self.running(), _changing(sites, [0], len(stream)):
-            self._through(number, stream, by_text)
-
     def _batch(
-        self, sets: Sequence[Sequence[Change]], first: Sequence[int], kept: Sequence[int]
+        self, sites: dict[Site, OfSets], starts: Sequence[tuple[int, int]]
     ) -> Float[Tensor, "sets texts time d_model"]:
-        """Return the last streams of sets of changes, by their first layers in ascending order."""
-        n_layers, texts = self.model.n_layers, len(self.ids)
-        by_text = self._by_text  # found in a pass of its own, without the changes
-        sites = _by_site(sets)
-        steps = {}
-        for layer, place in enumerate(self.model.places.layers):
-            if (step := Site(place.module, "step", layer)) in sites:
-                steps[layer] = sites.pop(step)
-        of_tokens = sites.pop(token_site(self.model), {})
-        # The sets that run now: others are not changed yet, or step over a layer.
-        running: list[int] = []
-        # What is chosen is told by text and position, so that all positions run.
-        skips = any(kept) or any(site.place == "rows" for site in sites)
-        whole = not skips or any(site.place in ("choice", "experts") for site in sites)
-        known = {} if whole else self.by_position
-        with self.running(), _changing(sites, running, texts, known, kept):
-            if first[0] == EMBEDDING:
-                running[:] = range(len(sets))
-                return self._from_embeddings(len(sets), of_tokens)
-            x = self.stream[None][:0]
-            for number in range(first[0], n_layers):
-                joining = self.streams[number].expand(first.count(number), -1, -1, -1)
-                x = torch.cat([x.to(joining), joining])
-                stepping = steps.get(number, {})
-                running[:] = [i for i in range(len(x)) if i not in stepping]
-                after: dict[int, Tensor] = {}
-                if running:
-                    rows = x if len(running) == len(x) else x[running]
-                    y = self._through(number, rows.flatten(0, 1), by_text)
-                    y = y.unflatten(0, (-1, texts))
-                    after = dict(zip(running, y, strict=True)) if stepping else {}
-                    x = x if stepping else y
-                if stepping:
-                    after |= {i: _applied(f, x[i]) for i, f in stepping.items()}
-                    x = torch.stack([after[i] for i in range(len(x))])
-        unchanged = sum(layer >= n_layers for layer in first)
-        return torch.cat([x, self.stream.expand(unchanged, -1, -1, -1)])
+        """Return the last streams of sets, each with its first moment and its kept positions."""
+        texts, of_tokens = len(self.ids), sites.pop(token_site(self.model), {})
+        rows = [applied(of_tokens.get(i, ()), self.tokens) for i in range(len(starts))]
+        known = self._known(sites, starts)
+        tokens, ids = embedded(self.model, torch.cat(rows)), self.ids.repeat(len(starts), 1)
+        with wide_passes(self.model.model), tokens, changing(sites, known, len(starts), texts):
+            return last_streams(self.model, ids).unflatten(0, (len(starts), -1))
 
-    def _from_embeddings(
-        self, sets: int, changes: Mapping[int, Sequence[Function]]
-    ) -> Float[Tensor, "sets texts time d_model"]:
-        tokens = [_applied(changes.get(number, ()), self.tokens) for number in range(sets)]
-        with embedded(self.model, torch.cat(tokens)):
-            stream = last_streams(self.model, self.ids.repeat(sets, 1))
-        return stream.unflatten(0, (sets, -1))
+    def _moment(self, site: Site) -> int:
+        """Return when a site is read in a pass: four moments of each layer, of `_known` two."""
+        if site.layer == EMBEDDING:
+            return -1
+        layer = self.model.places.layers[site.layer]
+        return 4 * site.layer + {layer.module: 0, layer.mlp: 3}.get(site.module, 1)
 
-    def _through(
-        self,
-        number: int,
-        x: Float[Tensor, "rows time d_model"],
-        by_text: frozenset[tuple[int, int]] = frozenset(),
-    ) -> Tensor:
-        copies = len(x) // len(self.ids)
-        call = self.arguments[number]
-        if copies > 1:
-            some = _of_layer(by_text, number)
-            call = _mapped(lambda y: y.repeat(copies, *[1] * (y.dim() - 1)), call, some)
-        args, kwargs = call
-        return first_output(self.model.places.layers[number].module(x, *args, **kwargs))
+    def _known(
+        self, sites: dict[Site, OfSets], starts: Sequence[tuple[int, int]]
+    ) -> dict[nn.Module, Known]:
+        """Return what modules that take each position by itself need not compute.
 
+        That is what they write here before a set is changed, and what they write elsewhere where
+        they are exchanged as a whole.
+        """
+        positions = torch.arange(self.ids.shape[1])
+        # The terms of experts are told by text and position, so that all positions run.
+        whole = any(site.place == "experts" for site in sites)
+        known = {}
+        for number, layer in enumerate(self.model.places.layers):
+            for module in layer.by_position:
+                is_last = module in (layer.heads, layer.mlp)
+                steps = sites.pop(Site(module, "step", number), {})
+                live = sites.pop(Site(module, "rows", number), {})
+                runs, values = [], []
+                for i, (moment, kept) in enumerate(starts):
+                    own = self.by_position[module]
+                    starts_here = 4 * number + 2 * is_last >= moment and i not in steps
+                    here = (positions >= kept) & starts_here
+                    for of_set in live.get(i, ()):
+                        here &= of_set.cpu()
+                    runs.append(here)
+                    values.append(steps[i][0] if i in steps else own)
+                if not whole:
+                    known[module] = torch.stack(runs), values
+        return known
 
-_CHECKED: WeakSet[ResidualModel] = WeakSet()
-"""Models whose eager attention is known to be their own."""
-
-
-@contextmanager
-def _attending(model: ResidualModel, eagerly: bool) -> Iterator[None]:
-    attention = attends_by(model.model, "eager") if eagerly else nullcontext()
-    with wide_passes(model.model), attention:
-        yield
-
-
-@torch.no_grad()
-def check_attention(eager: Pass) -> None:
-    """Compare the logits of a pass that attends eagerly with those of the model as it is."""
-    model, change, size = eager.model, 0.0, 0.0
-    if (choice := attention_choice(model.model)) in (None, "eager"):
-        return
-    with wide_passes(model.model), embedded(model, eager.tokens):
-        own = last_streams(model, eager.ids)
-    # Logits of a long text take much memory, so that only some positions have them at once.
-    rows = (x.flatten(0, 1).split(128) for x in (eager.stream, own))
-    for pair in zip(*rows, strict=True):
-        ours, theirs = map(model.places.own_logits, pair)
-        gap = (ours.log_softmax(-1) - theirs.log_softmax(-1)).abs().max()
-        # A maximum of Python's would lose NaN, which must fail.
-        change = float(torch.maximum(gap, gap.new_tensor(change)))
-        size = max(size, float(ours.abs().max()))
-    # Eager attention computes its softmax in float32, also in models of float64.
-    allowed = max(allowed_change(model.model), 2e-3) + 1e-5 * size
-    if not change <= allowed:
-        raise BilensError(
-            f"The eager attention of this {type(model.model).__name__}, which tells its patterns, "
-            f"and its own, {choice}, differ by {change:.2g} nats in a log-probability where "
-            f"rounding explains {allowed:.2g}. Is it causal? Readings of its texts would not be "
-            "those of the model."
-        )
+    def run_layer(self, number: int) -> None:
+        """Run one layer on its own stream."""
+        args, kwargs = self.arguments[number]
+        with wide_passes(self.model.model):
+            module = self.model.places.layers[number].module
+            module(self.streams[number].clone(), *args, **kwargs)
 
 
 _Values = tuple[list[Tensor], list[Tensor], dict[nn.Module, Tensor]]
@@ -566,283 +441,20 @@ def _recorded(
     streams: list[Tensor] = []
     arguments: list[Arguments] = []
 
-    def keep(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        check(stream := first_input(args, kwargs))
-        streams.append(stream.clone())  # layers may change it in place
-        options = {name: x for name, x in kwargs.items() if name != "hidden_states"}
-        arguments.append((args[1:], options))
-
-    def keep_output(_: nn.Module, __: Any, ___: Any, output: Any) -> None:
-        written.append(first_output(output))
-
-    def check(stream: Tensor) -> None:
-        """Raise unless a stream is finite, and what the layer before has written."""
+    def keep_stream(stream: Tensor) -> None:
         if not stream.isfinite().all():
-            before = f"layer {len(written) - 1}" if written else "the embedding"
+            before = f"layer {len(streams) - 1}" if streams else "the embedding"
             raise BilensError(
                 f"The stream after {before} is NaN or infinite: the forward pass on this text "
                 "overflows. Open the model with dtype=torch.float32, or train again"
             )
-        if written and not torch.equal(written[-1].to(stream.device), stream):
-            raise BilensError(
-                f"{type(model.model).__name__} changes the stream after layer {len(written) - 1}, "
-                "expected that the next layer reads it as it is; flows are available, changed "
-                "passes are not"
-            )
+        streams.append(stream)
 
-    layers = [layer.module for layer in model.places.layers]
-    written: list[Tensor] = []
-    with hooked([(x, keep) for x in layers], [(x, keep_output) for x in layers]):
-        streams.append(last_streams(model, ids))
-    check(streams[-1])
+    def keep(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        keep_stream(first_input(args, kwargs).clone())  # layers may change it in place
+        options = {name: x for name, x in kwargs.items() if name != "hidden_states"}
+        arguments.append((args[1:], options))
+
+    with hooked([(layer.module, keep) for layer in model.places.layers]):
+        keep_stream(last_streams(model, ids))
     return streams, arguments
-
-
-def _by_text(recorded: Pass) -> frozenset[tuple[int, int]]:
-    """Return layers and numbers of the arguments' tensors whose first axis has the texts."""
-    ids, arguments, texts = recorded.ids, recorded.arguments, len(recorded.ids)
-    candidates = []
-    for layer, call in enumerate(arguments):
-        for number, x in enumerate(_tensors(call)):
-            # Of one text further axes may be folded into the first. In known families an axis of
-            # 1 fits any number of texts.
-            least = 3 if texts == 1 else 2
-            size = 1 if recorded.model.places.modules is None and texts == 1 else 2
-            if x.dim() >= least and len(x) >= size and len(x) % texts == 0:
-                candidates.append((layer, number))
-    if not candidates:
-        return frozenset()
-    # Another number of texts tells that axis from one of as many positions or heads.
-    others = ids[:1] if texts > 1 else ids.expand(2, -1)
-    with torch.no_grad(), recorded.running():
-        _, reference = _recorded(recorded.model, others)
-    found = []
-    for layer, number in candidates:
-        size = len(_tensors(arguments[layer])[number])
-        if len(_tensors(reference[layer])[number]) * texts == size * len(others):
-            found.append((layer, number))
-    return frozenset(found)
-
-
-def _of_layer(by_text: frozenset[tuple[int, int]], layer: int) -> set[int]:
-    return {number for of_layer, number in by_text if of_layer == layer}
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    """Return the tensors of nested arguments, in their order."""
-    found: list[Tensor] = []
-    _mapped(found.append, value)
-    return found
-
-
-def _mapped(
-    function: Callable[[Tensor], Any],
-    value: Any,
-    numbers: set[int] | None = None,
-    counted: Iterator[int] | None = None,
-) -> Any:
-    """Return nested arguments with a function of some of their tensors, or of all."""
-    counted = count() if counted is None else counted
-    if isinstance(value, Tensor):
-        number = next(counted)
-        return function(value) if numbers is None or number in numbers else value
-    if isinstance(value, dict):
-        return {name: _mapped(function, x, numbers, counted) for name, x in value.items()}
-    # Positions come as a pair of tensors.
-    if type(value) in (tuple, list):
-        return type(value)([_mapped(function, x, numbers, counted) for x in value])
-    return value
-
-
-# How it is changed.
-
-
-def _by_site(sets: Sequence[Sequence[Change]]) -> dict[Site, dict[int, list[Any]]]:
-    """Return the functions of each site, by the number of their set."""
-    sites: dict[Site, dict[int, list[Any]]] = defaultdict(dict)
-    for number, changes in enumerate(sets):
-        for site, function in changes:
-            sites[site].setdefault(number, []).append(function)
-    return dict(sites)
-
-
-def _applied(functions: Sequence[Function], x: Tensor) -> Tensor:
-    for function in functions:
-        result = function(x)
-        x = x if result is None else result
-    return x
-
-
-Hooks = tuple[list[Hook], list[Hook]]
-"""Functions before and after modules."""
-OfSets = Mapping[int, Sequence[Any]]
-"""The functions of a site, by the number of their set."""
-Known = Mapping[nn.Module, Float[Tensor, "texts time width"]]
-"""What modules that take each position by itself write where nothing is changed."""
-
-
-@contextmanager
-def _changing(
-    sites: Mapping[Site, OfSets],
-    running: Sequence[int],
-    texts: int,
-    known: Known = MappingProxyType({}),
-    kept: Sequence[int] = (),
-) -> Iterator[None]:
-    """Let sites have other numbers in the sets that run, each with its own rows of texts."""
-    mixing, choosing = Mixing(), Choosing()
-
-    def changed(site: Site, x: Tensor, term: Callable[[int, Part], Tensor] | None = None) -> Tensor:
-        """Return x with the changes of each set; `term` is that of a part in a set."""
-        functions = sites[site]
-        if site.layer == EMBEDDING:
-            # Vectors of positions may come once for the whole batch.
-            x = x.expand(len(running) * texts, *x.shape[1:])
-        if not any(number in functions for number in running):
-            return x
-        # Some modules take the tokens of all texts as one list.
-        rows = x.reshape(len(running), texts, -1, x.shape[-1])
-        each = []
-        for place, (number, y) in enumerate(zip(running, rows, strict=True)):
-            of_set = functions.get(number, ())
-            if term is not None:
-                own = partial(term, place)
-                of_set = [partial(function, term=own) for function in of_set]
-            each.append(_applied(of_set, y))
-        return torch.cat(each).reshape(x.shape)
-
-    def change_input(site: Site, _: nn.Module, args: tuple[Any, ...], options: Any) -> Any:
-        return (changed(site, args[0]), *args[1:]), options
-
-    def change_mix(site: Site, _: nn.Module, args: tuple[Any, ...], options: Any) -> Any:
-        mix = mixing.read_by(args[0], site.layer)
-
-        def term(place: int, part: Part) -> Tensor:
-            return part.moved(mix)[place * texts : (place + 1) * texts]
-
-        return (changed(site, args[0], term), *args[1:]), options
-
-    def change_experts(
-        site: Site, module: nn.Module, args: tuple[Any, ...], options: Any, output: Any
-    ) -> Any:
-        y, call = first_output(output), ExpertCall.of(module, args, options)
-        terms = cache(
-            lambda number: call.term(number).reshape(len(running), texts, -1, y.shape[-1])
-        )
-        z = changed(site, y, lambda place, part: terms(part.number or 0)[place][:, part.rows])
-        return (z, *output[1:]) if isinstance(output, tuple) else z
-
-    def change_output(site: Site, *call: Any) -> Any:
-        output = call[-1]
-        y = changed(site, first_output(output))
-        return (y, *output[1:]) if isinstance(output, tuple) else y
-
-    of_kinds: dict[str, list[Site]] = defaultdict(list)
-    for site in sites:
-        of_kinds[site.place].append(site)
-    steps = {site.module: sites[site] for site in of_kinds["step"]}
-    leave_out, put_in = _stepping(steps, running, texts)
-    live = {site.module: sites[site] for site in of_kinds["rows"]}
-    cut, join = _skipping(known, kept, steps, live, running, texts)
-    choices = {site.module: sites[site] for site in of_kinds["choice"]}
-    enter, leave = _choosing(choosing, choices, running, texts)
-    # Inputs are changed before rows are left out, and outputs after they are put in again.
-    before: list[Hook] = [(site.module, partial(change_mix, site)) for site in of_kinds["mix"]]
-    before += [(site.module, partial(change_input, site)) for site in of_kinds["input"]]
-    before += [*leave_out, *cut, *enter]
-    after: list[Hook] = [*join, *put_in, *leave]
-    after += [(site.module, partial(change_output, site)) for site in of_kinds["output"]]
-    after += [(site.module, partial(change_experts, site)) for site in of_kinds["experts"]]
-    modes = [mixing] * bool(of_kinds["mix"]) + [choosing] * bool(of_kinds["choice"])
-    with hooked(before, after), ExitStack() as stack:
-        for mode in modes:
-            stack.enter_context(mode)
-        yield
-
-
-def _choosing(
-    choosing: Choosing, choices: Mapping[nn.Module, OfSets], running: Sequence[int], texts: int
-) -> Hooks:
-    """Return the hooks by which layers have other choices in the sets that exchange them."""
-
-    def choose(layer: nn.Module, number: int, places: Tensor) -> Tensor:
-        rows = by_text(places, len(running), texts)
-        each = []
-        for i, own in zip(running, rows, strict=True):
-            exchanges = [partial(exchange, number=number) for exchange in choices[layer].get(i, ())]
-            each.append(_applied(exchanges, own))
-        return torch.stack(each).reshape(places.shape)
-
-    def enter(layer: nn.Module, *_: Any) -> None:
-        choosing.start(partial(choose, layer))
-
-    def leave(*_: Any) -> None:
-        choosing.start(None)
-
-    return [(layer, enter) for layer in choices], [(layer, leave) for layer in choices]
-
-
-def _stepping(steps: Mapping[nn.Module, OfSets], running: Sequence[int], texts: int) -> Hooks:
-    """Return the hooks by which modules do not run in the sets that step over them."""
-
-    def leave_out(module: nn.Module, args: tuple[Any, ...], options: Any) -> Any:
-        rows = args[0].unflatten(0, (len(running), texts))
-        left = rows[[number not in steps[module] for number in running]]
-        return (left.flatten(0, 1), *args[1:]), options
-
-    def put_in(module: nn.Module, *call: Any) -> Tensor:
-        # Without a row the module has its width still.
-        computed = iter(call[-1].unflatten(0, (-1, texts)) if len(call[-1]) else ())
-        each = []
-        for number in running:
-            functions = steps[module].get(number)
-            row = next(computed) if functions is None else _applied(functions, call[-1][:0])
-            each.append(row)
-        return torch.cat(each)
-
-    return [(module, leave_out) for module in steps], [(module, put_in) for module in steps]
-
-
-def _skipping(
-    known: Known,
-    kept: Sequence[int],
-    steps: Mapping[nn.Module, OfSets],
-    live: Mapping[nn.Module, OfSets],
-    running: Sequence[int],
-    texts: int,
-) -> Hooks:
-    """Return the hooks by which modules skip the positions whose output is known, or not needed.
-
-    All other positions are one long text.
-    """
-
-    def moving(module: nn.Module) -> tuple[int, ...]:
-        """Return the numbers of the sets that do not step over a module."""
-        return tuple(number for number in running if number not in steps.get(module, ()))
-
-    @cache  # most modules are run by the same sets
-    def after_kept(numbers: tuple[int, ...], time: int) -> Tensor:
-        """Return whether each position of some sets may be changed."""
-        return torch.arange(time) >= torch.tensor([kept[number] for number in numbers])[:, None]
-
-    def changed_rows(module: nn.Module, numbers: tuple[int, ...], time: int) -> Tensor:
-        """Return the places of the positions that run in the long text of some sets."""
-        rows = after_kept(numbers, time)
-        if module in live:
-            needed = [live[module].get(number) for number in numbers]
-            everywhere = torch.ones(time, dtype=torch.bool)
-            rows = rows & torch.stack([x[0]().cpu() if x else everywhere for x in needed])
-        return rows.repeat_interleave(texts, 0).flatten().nonzero().flatten()
-
-    def cut(module: nn.Module, args: tuple[Tensor, ...], options: dict[str, Any]) -> Any:
-        x = args[0]
-        rows = changed_rows(module, moving(module), x.shape[1]).to(x.device)
-        return (x.flatten(0, 1).index_select(0, rows)[None], *args[1:]), options
-
-    def join(module: nn.Module, _: Any, __: Any, y: Tensor) -> Tensor:
-        output, numbers = known[module], moving(module)
-        rows = changed_rows(module, numbers, output.shape[1]).to(y.device)
-        whole = output.repeat(len(numbers), 1, 1)
-        return whole.flatten(0, 1).index_copy(0, rows, y[0]).reshape(whole.shape)
-
-    return [(module, cut) for module in known], [(module, join) for module in known]

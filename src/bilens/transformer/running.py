@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from contextvars import ContextVar
 from copy import deepcopy
 from functools import partial
-from typing import Any, Literal, NoReturn, cast
+from typing import Any, NoReturn, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -21,7 +21,7 @@ from bilens.errors import BilensError
 from bilens.hooks import StopForwardError, changed, evaluating, hooked
 
 PREFIX = "bilens-"
-_attention: ContextVar[str | None] = ContextVar("attention", default=None)
+_is_recording: ContextVar[bool] = ContextVar("is_recording", default=False)
 _recorded: ContextVar[dict[str, Any] | None] = ContextVar("recorded")
 
 
@@ -33,28 +33,28 @@ def attention_choice(model: Any) -> str | None:
     if hasattr(model, "embed_text"):
         return None
     choice: str | None = getattr(model.config, "_attn_implementation", None)
-    # Another thread may be within `attends_by`.
+    # Another thread may be within `recording_attention`.
     return None if choice is None else choice.removeprefix(PREFIX)
 
 
 @contextmanager
-def attends_by(model: Any, kind: Literal["eager", "sdpa", "recording"]) -> Iterator[None]:
-    """Let a model attend by another function of transformers, in this thread and block only."""
+def recording_attention(model: Any) -> Iterator[None]:
+    """End a run of a model at its first call of attention, in this thread and block only."""
     if attention_choice(model) is None:
         with evaluating(model):
             yield
         return
-    outer = _attention.get()
+    outer = _is_recording.get()
     try:
-        _attention.set(kind)
+        _is_recording.set(True)
         with evaluating(model), changed(model, _ask_threads, _ask_no_threads):
             yield
     finally:
-        _attention.set(outer)
+        _is_recording.set(outer)
 
 
 def _ask_threads(model: Any, _: Any) -> None:
-    """Enter the name of a function that asks each thread how it attends into a configuration.
+    """Enter the name of a function that asks each thread whether it records into a configuration.
 
     All threads share the configuration. Passes of the model in other threads attend as before.
     """
@@ -66,26 +66,20 @@ def _ask_no_threads(model: Any, _: Any) -> None:
 
 
 def _registered(choice: str) -> str:
-    """Return the name of the function that attends as a thread wants, and else by `choice`."""
+    """Return the name of the function that records if a thread does, and else attends."""
     name = PREFIX + choice
     ALL_ATTENTION_FUNCTIONS.register(name, partial(_attend, choice))
     # Functions without an entry here get no mask at all.
     if choice in ALL_MASK_ATTENTION_FUNCTIONS:
-        ALL_MASK_ATTENTION_FUNCTIONS.register(name, partial(_mask, choice))
+        ALL_MASK_ATTENTION_FUNCTIONS.register(name, ALL_MASK_ATTENTION_FUNCTIONS[choice])
     return name
 
 
 def _attend(choice: str, module: nn.Module, *tensors: Tensor, **options: Any) -> Any:
-    kind = _attention.get() or choice
-    if kind == "recording":
+    if _is_recording.get():
         _record(module, *tensors, **options)
-    function = ALL_ATTENTION_FUNCTIONS.get_interface(kind, _eager_attention(module))
+    function = ALL_ATTENTION_FUNCTIONS.get_interface(choice, _eager_attention(module))
     return function(module, *tensors, **options)
-
-
-def _mask(choice: str, *args: Any, **options: Any) -> Any:
-    kind = "eager" if _attention.get() == "eager" else choice
-    return ALL_MASK_ATTENTION_FUNCTIONS[kind](*args, **options)
 
 
 def _eager_attention(module: nn.Module) -> Callable[..., Any]:
@@ -380,7 +374,7 @@ def attention_call(model: Any, run: Callable[[], Any]) -> dict[str, Any] | None:
     # The run ends at the call, so that whatever a module does to queries and keys before it, such
     # as rotation or a scale, is in the result.
     _recorded.set(None)
-    with attends_by(model, "recording"), suppress(StopForwardError, TypeError):
+    with recording_attention(model), suppress(StopForwardError, TypeError):
         run()
     return _recorded.get()
 
