@@ -224,7 +224,6 @@ class World:
                 "against": ids.flip(0),
             },
             "measure": {"model": view, "flow": one_flow, "nodes": one_flow.strongest(2)},
-            "open_part": {"model": view, "flow": one_flow, "part": "head.0.1@3", "k": 2},
             "remove": {"model": view, "flow": one_flow, "nodes": one_flow.strongest(2)},
             "answered": {"model": view, "questions": self.questions},
             "as_questions": {"questions": self.questions},
@@ -521,7 +520,7 @@ SKIPPED = {
     "take what another function made": (
         *("adjoints_of", "balanced_bonds", "find_circuit", "find_directions", "find_stages"),
         *("gradient_effects", "part_effects", "parts_in", "search_circuit", "share_held"),
-        *("without_output", "edit_head_along", "edit_mlp_along", "find_cuts", "mask_of"),
+        *("edit_mlp_along", "find_cuts", "mask_of"),
         *("nonsense", "passed", "verdict"),
     ),
     "open or write files, or serve": (

@@ -33,7 +33,6 @@ from bilens.convert import save_model
 from bilens.errors import BilensError
 from bilens.flows import Question
 from bilens.transformer import ResidualModel
-from bilens.transformer.changes import Part
 from tests.families import of_order_one
 from tests.nightly import nightly
 
@@ -101,11 +100,7 @@ ASKED = {
     "answered": lambda m, name: flows.answered(m, questions(m, name)),
     "measure": lambda m, name: flows.measure(m, through(m, name), through(m, name).nodes[:2]),
     "remove": lambda m, name: flows.remove(m, through(m, name), through(m, name).nodes[:2]),
-    "open_part": lambda m, name: flows.open_part(m, through(m, name), "head.0.1@2"),
     "read_pairs": lambda m, name, folder: flows.read_pairs(m, file_of(name, folder)),
-    "without_output": lambda m, name: flows.without_output(
-        m, through(m, name), Part("mlp", 0, None, 2), torch.ones(1, m.d_model)
-    ),
     "circuit": lambda m, name: circuits.circuit(m, questions(m, name)[0]),
     "mask_of": lambda m, _: circuits.mask_of(m, {("heads", "end"): (0, 1)}),
     "eap_ig": lambda m, name: circuits.eap_ig(m, questions(m, name), steps=2),
@@ -113,9 +108,6 @@ ASKED = {
     "task_directions": lambda m, name: circuits.task_directions(m, questions(m, name), 2),
     "edit": lambda m, _: circuits.edit(m, 0, torch.eye(m.d_model)[:1].to(m.places.dtype)),
     "edit_heads": lambda m, _: circuits.edit_heads(m, 0, [1]),
-    "edit_head_along": lambda m, _: circuits.edit_head_along(
-        m, torch.eye(m.d_model // m.n_heads)[:1], layer=0, head=1
-    ),
     "edit_mlp_along": lambda m, _: circuits.edit_mlp_along(
         m, *torch.eye(m.d_model)[:2, None], layer=0
     ),

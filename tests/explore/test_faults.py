@@ -18,7 +18,7 @@ ABOUT = "bilens circuit model.gguf --questions questions.tsv --level parts · 26
 
 def flow_of_a_text():
     text = "t3 t4 t7 t5 t9 t8 t6 t3 t4 t7"
-    asked = {"prompt": text, "token": "t8", "minus": "t9", "replace": "t5=t6", "weights": "mlp.0"}
+    asked = {"prompt": text, "token": "t8", "minus": "t9", "replace": "t5=t6"}
     return language.flow(view_of(n_layers=3), **asked)
 
 

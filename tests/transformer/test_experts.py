@@ -13,7 +13,7 @@ from experiments.families import make, texts
 from bilens.circuits import patched
 from bilens.convert import process
 from bilens.errors import BilensError
-from bilens.flows import flow, measure, open_part, remove
+from bilens.flows import flow, measure, remove
 from bilens.testing import check_family
 from bilens.transformer import Pass, ResidualModel
 from bilens.transformer.changes import Part
@@ -182,17 +182,6 @@ def test_flows_of_experts_add_up_to_that_of_their_mlp():
     graph = split.graph(split.experts(2, 6))
     flows = torch.tensor([node.flow for node in graph.nodes[1:]]).to(graph.edges)
     torch.testing.assert_close(graph.edges[0, 1:], flows)
-
-
-def test_an_mlp_is_opened_to_its_experts():
-    view = family_view("mixtral")
-    split = flow(view, TEXTS[0], "t5", minus="t6", against=TEXTS[1], labels=0)
-    opened, nodes = open_part(view, split, "mlp.1@4"), split.experts(1, 4)
-    frame = opened.frame()
-    assert frame["expert"].tolist() == [node.number for node in nodes]
-    assert frame["flow"].sum() == pytest.approx(opened.flow)
-    effects = [-effect.actual for effect in measure(view, split, nodes)]
-    assert frame["measured effect"].tolist() == pytest.approx(effects)
 
 
 def test_experts_are_patched_by_their_addresses():

@@ -13,7 +13,7 @@ from bilens.circuits import edit
 from bilens.convert.gates import gated_mlps
 from bilens.convert.language_model import as_language_model
 from bilens.errors import CheckpointError, NotBilinearError
-from bilens.flows import flow, open_part
+from bilens.flows import flow
 from bilens.transformer import Pass, ResidualModel
 from bilens.transformer.changes import Part
 from tests.families import FAMILIES, LIKE_LLAMA, altered, some_text, tiny
@@ -132,7 +132,6 @@ test_operations_without_experts_are_errors = refused(
         "3 layers and 0 gated MLPs": lambda view: gated_mlps(view.model),
         "MixtralConfig has experts": lambda view: as_language_model(view.model),
         "number=4, expected 0 to 3, an expert of the layer": lambda v: v.layer(1).mlp.expert(4),
-        "expected a head or an MLP; an MLP shows": lambda v: open_part(v, split(v), "expert.1.0@4"),
     },
     given=mixtral,
 )

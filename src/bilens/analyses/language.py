@@ -27,7 +27,6 @@ def flow(
     mean: bool = False,
     replace: str = "",
     target: Target = "logit",
-    weights: str = "",
     shown: Count = 200,
     ablate: Annotated[int, Between(0)] = 20,
 ) -> Reading:
@@ -53,8 +52,6 @@ def flow(
             vocabulary.
         replace: Words of the prompt and their replacements in a second text, as keys=key,was=is.
         target: The logit, the log-probability or the probability.
-        weights: Addresses of parts to open to their weights, separated by commas, such as mlp.0@2:
-            eigenvectors of an MLP, pairs of tokens of a head.
         shown: Number of the strongest nodes that pages and JSON have.
         ablate: Measure this many of the strongest nodes: the change of each is exchanged in the
             running model, in both directions.
@@ -77,7 +74,6 @@ def flow(
         model,
         Question(prompt, answer, others, second, target=target),
         other,
-        weights=token_list(weights),
         shown=shown,
         ablate=ablate,
     )

@@ -9,7 +9,7 @@ from bilens.circuits.cases import Cases
 from bilens.circuits.controls import nonsense, verdict
 from bilens.circuits.cuts import Cuts, find_cuts, passed
 from bilens.circuits.directions import MLPDirections
-from bilens.circuits.edits import edit, edit_head_along, edit_heads, edit_mlp_along
+from bilens.circuits.edits import edit, edit_heads, edit_mlp_along
 from bilens.circuits.gradients import Attributions, eap_ig, gradient_effects
 from bilens.circuits.interval import Interval
 from bilens.circuits.measures import Circuit, Split, find_circuit, part_effects
@@ -34,7 +34,6 @@ __all__ = [
     "circuit",
     "eap_ig",
     "edit",
-    "edit_head_along",
     "edit_heads",
     "edit_mlp_along",
     "find_circuit",

@@ -77,56 +77,6 @@ def edit_heads(
 
 
 @detached
-def edit_head_along(
-    model: ResidualModel,
-    vectors: Float[Tensor, "k d_head"],
-    *,
-    layer: int,
-    head: int,
-    scale: float = -1.0,
-    moment: Float[Tensor, "d_head d_head"] | None = None,
-) -> ResidualModel:
-    """Return the model with some directions of one head's mixed values scaled, or reversed.
-
-    Let z be the head's values, mixed by its pattern, and V the vectors in rows. O_h becomes
-    O_h (1 - (1 - scale) V' W) with W = (V M^-1 V')^-1 V M^-1. So z in the span of V is scaled. Of
-    all maps that do this, it changes z least over texts with E[z z'] = M, the moment, without which
-    the projection is orthogonal. Patterns and all other weights are unchanged, and shared with the
-    model. Scale 0 removes the directions, -1 reverses them.
-
-    Raises:
-        BilensError: the layer or head does not exist, shapes do not fit, or a number is not finite.
-            Or the moment is singular, or the vectors are linearly dependent.
-    """
-    out = model.layer(layer).heads.out
-    check_index("head", head, model.n_heads)
-    check_finite(scale=torch.tensor(scale), vectors=vectors)
-    weight = out.weight().clone()
-    block = weight.unflatten(1, (model.n_heads, -1))[:, head]
-    d_head = block.shape[1]
-    M = torch.eye(d_head) if moment is None else moment
-    if vectors.shape[1] != d_head or M.shape != (d_head, d_head):
-        raise BilensError(
-            f"vectors and moment have shapes {tuple(vectors.shape)} and {tuple(M.shape)}, expected "
-            f"(k, {d_head}) and ({d_head}, {d_head}), the size of a head"
-        )
-    check_finite(moment=M)
-    V = vectors.cpu().double()
-    try:
-        read = torch.linalg.solve(M.to(V), V.T).T
-        read = torch.linalg.solve(V @ read.T, read)
-    except RuntimeError as error:
-        raise BilensError(
-            "moment is singular or vectors are linearly dependent; add a small multiple of the "
-            "identity to the moment, or leave out vectors"
-        ) from error
-    block -= (1 - scale) * (block.cpu().double() @ V.T @ read).to(block)
-    edited = sharing_weights(model)
-    edited.layer(layer).heads.out.set_weight(weight)
-    return edited
-
-
-@detached
 def edit_mlp_along(
     model: ResidualModel,
     written: Float[Tensor, "k d_model"],

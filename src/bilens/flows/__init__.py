@@ -1,6 +1,6 @@
 """An exact split of an answer on a text, or between two, through every layer of a model."""
 
-from bilens.flows.ablation import Ablation, measure, remove, without_output
+from bilens.flows.ablation import Ablation, measure, remove
 from bilens.flows.fitted import answered
 from bilens.flows.graph import Flow
 from bilens.flows.nodes import Node
@@ -11,7 +11,6 @@ from bilens.flows.split import adjoints_of, flow
 from bilens.flows.stream_lens import LensReading, read_lens
 from bilens.flows.token_lens import lens
 from bilens.flows.tuning import ModelDiff, diff
-from bilens.flows.weights import PartWeights, open_part
 
 __all__ = [
     "Ablation",
@@ -20,7 +19,6 @@ __all__ = [
     "LensReading",
     "ModelDiff",
     "Node",
-    "PartWeights",
     "Question",
     "adjoints_of",
     "answered",
@@ -29,9 +27,7 @@ __all__ = [
     "flow",
     "lens",
     "measure",
-    "open_part",
     "read_lens",
     "read_pairs",
     "remove",
-    "without_output",
 ]

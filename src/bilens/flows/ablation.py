@@ -6,7 +6,6 @@ from itertools import chain
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from bilens.analysis import Reading
@@ -18,7 +17,7 @@ from bilens.flows.nodes import Node
 from bilens.sections import Columns, Fact, signed
 from bilens.settings import NotNegative
 from bilens.transformer import ResidualModel
-from bilens.transformer.changes import Change, Part, adding, mlp_site
+from bilens.transformer.changes import Part
 from bilens.transformer.exchanges import exchanged
 from bilens.transformer.passes import Pass, first_change
 
@@ -130,27 +129,6 @@ def without_parts(model: ResidualModel, flow: Flow, parts: Sequence[Part]) -> fl
     runs = run_without(model, flow, [parts])
     (change,) = _changes(Score(model, flow.fitted), runs)
     return change
-
-
-def without_output(
-    model: ResidualModel, flow: Flow, mlp: Part, outputs: Float[Tensor, "sets d_model"]
-) -> list[float]:
-    """Return the change of the number without some parts of an MLP's output, or of its change."""
-    site = mlp_site(model, mlp.layer or 0)
-
-    def taking(output: Tensor, sign: int) -> list[Change]:
-        rows = output.new_zeros(len(flow.ids), len(output))
-        rows[mlp.position] = sign * output
-        return [(site, adding(rows))]
-
-    def without(of_text: Pass, sign: int) -> Tensor:
-        sets = [taking(output, sign) for output in outputs]
-        return of_text.changed(sets, kept=mlp.position or 0)[:, 0]
-
-    texts = _both(model, flow)
-    first, second = (texts.some([row]) for row in range(2))
-    runs = [(first.stream, without(first, -1)), (without(second, 1), second.stream)]
-    return _changes(Score(model, flow.fitted), runs)
 
 
 def _changes(score: Score, runs: Sequence[Runs]) -> list[float]:

@@ -18,7 +18,6 @@ from bilens.flows.nodes import LEAVES, Node, node_columns, strongest_first
 from bilens.flows.question import Question, is_text
 from bilens.flows.split import flows
 from bilens.flows.token_lens import labelled
-from bilens.flows.weights import PartWeights, open_part
 from bilens.language.names import quoted, shown_tokens, token_names
 from bilens.sections import Columns, Fact, Percent, signed
 from bilens.settings import Between, Count
@@ -166,7 +165,6 @@ class FlowReading(Reading):
             tokens, if none is subtracted.
         notes: Warnings about the tokens.
         other: Name of the second run; empty without one.
-        opened: Parts that are opened to what their weights say.
     """
 
     flow: Flow = field(repr=False)
@@ -178,7 +176,6 @@ class FlowReading(Reading):
     preferred: tuple[str, ...]
     notes: tuple[str, ...] = ()
     other: str = ""
-    opened: tuple[PartWeights, ...] = ()
 
     has_plain_fields: ClassVar[bool] = True
     axes: ClassVar[dict[str, str]] = Flow.axes
@@ -311,13 +308,12 @@ def answer_question(
     question: Question,
     other: str = "",
     *,
-    weights: Sequence[str] = (),
     shown: Count = 200,
     ablate: Annotated[int, Between(0)] = DRAWN,
 ) -> FlowReading:
     """Return the answer to a question, for pages; the options are those of `bilens flow`.
 
-    `other` names the second run, and `weights` are addresses of parts to open to their weights.
+    `other` names the second run.
 
     Raises:
         BilensError: the question is of a direction, about which there is no page.
@@ -346,7 +342,6 @@ def answer_question(
         preferred=_preferred(model, through),
         notes=token_hints(model, [question]),
         other=other or _name(through.question),
-        opened=tuple(open_part(model, through, part) for part in weights),
     )
     through.origin.release()
     return reading

@@ -17,7 +17,6 @@ from bilens.flows.graph import Flow
 from bilens.flows.nodes import node_columns, strongest_first
 from bilens.flows.reading import FlowPage, FlowReading
 from bilens.flows.summary import LanguageSummary
-from bilens.flows.weights import PartWeights
 from bilens.pages import diff, lens  # noqa: F401  they register their pages
 from bilens.pages.graph import WIDE
 from bilens.pages.layout import plot_of, sections_of
@@ -60,7 +59,6 @@ def flow_sections(reading: FlowReading) -> list[Section]:
     starts = Table(start_table(reading.page), "", reading.formats)
     return [
         *sections,
-        *(section for part in reading.opened for section in part.sections()),
         Section("How to read the graph", legend, folded=True),
         Section("The strongest nodes", "", [[nodes]], reading.facts(), folded=True),
         Section("Where it starts", "", [[starts]], folded=True),
@@ -208,10 +206,3 @@ def _loss_in_words(reading: LanguageSummary) -> tuple[str, str]:
         f"character; the frequencies of the same tokens have {loss.unigram:.2f}, guessing evenly "
         f"{even:.2f}. {loss.shortage}",
     )
-
-
-@sections_of.register
-def part_sections(reading: PartWeights) -> list[Section]:
-    """Return one section with all tables."""
-    tables = [Table(table, name, reading.formats) for name, table in reading.weights.items()]
-    return [Section(reading.title, "", [tables], reading.facts())]
