@@ -28,12 +28,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from experiments.circuits import TASKS, TEMPLATES, splits_of
 from experiments.patching import GRADIENTS
 from experiments.pretrained import open_models, saved_rows
 from experiments.results import Recording, Row
 from torch import Tensor
 
+import bilens
 from bilens.circuits import (
     Cases,
     Cuts,
@@ -52,6 +52,11 @@ from bilens.circuits import (
 from bilens.flows import read_pairs
 from bilens.transformer import ResidualModel
 
+FILES = Path(bilens.__file__).parent.glob("tasks/*.tsv")
+TASKS = sorted(path.stem for path in FILES if path.stem != "pronouns")
+"""Tasks of models of English; the pronouns are those of the story model."""
+TEMPLATES, LEAST = 3, 3
+"""Templates of each task, and questions of each that the model answers, at least."""
 OURS, PARTS, EAP_IG = "stages", "parts", "parts, EAP-IG"
 METHODS = (OURS, PARTS, EAP_IG)
 LEVEL, LEFT = (0.9, 1.15), 0.1
@@ -71,7 +76,12 @@ class Task:
 
     def __init__(self, model: ResidualModel, name: str) -> None:
         self.model = model
-        self.splits = splits_of(model, read_pairs(model, name))
+        cases = Cases.of(model, read_pairs(model, name))
+        self.splits = dict[str, Split]()
+        for template, numbers in cases.templates.items():
+            answered = [number for number in numbers if cases.answers[number]]
+            if len(answered) >= LEAST:
+                self.splits[template] = Split.of(cases, answered, template)
         self.is_asked = len(self.splits) == TEMPLATES
 
 

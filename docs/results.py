@@ -18,14 +18,14 @@ DOCS = Path(__file__).parent
 GROUPS = {
     "Images": [
         *("fig3", "fig4", "noises", "fig5", "bonds", "masks"),
-        *("case_digits", "case_svd", "case_sae", "case_pairs", "modular", "small_layers"),
+        *("case_digits", "case_svd", "case_sae", "case_pairs", "small_layers"),
         "cut_promise",
     ],
     "Language models": [
         *("stories", "story", "larger_story", "grammar", "compare", "anneal", "linear_gates"),
         *("tensorise", "tensorise_own", "tensor_readings"),
     ],
-    "Circuits and flows": ["coverage", "patching", "circuits", "circuit_time"],
+    "Circuits and flows": ["coverage", "patching"],
     "Exactness and speed": [
         *(
             "flow_memory",
@@ -42,7 +42,7 @@ GROUPS = {
 }
 """Headings of the page, and the names of their files."""
 OF_THE_PROJECT = (
-    *("calls", "families", "help", "odd_values", "pages", "people", "right", "size"),
+    *("calls", "families", "help", "odd_values", "pages", "right", "size"),
     "unseen_templates",
 )
 """Files that the page leaves out: about the project itself, or with a page of their own."""

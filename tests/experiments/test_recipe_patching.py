@@ -1,20 +1,16 @@
-"""The recipes of patching and circuits, on a tiny random model and on known numbers."""
+"""The recipe of patching, on a tiny random model and on known numbers."""
 
 import json
-from functools import partial
 
 import numpy as np
 import pytest
-import torch
 from experiments.context import RecipeContext
 
 from bilens.circuits import patch
 from bilens.errors import BilensError
 from bilens.flows import flow
-from bilens.flows.sources import read_pairs
 from bilens.models import load
-from bilens.question_files import read_lines
-from experiments import circuits, pairs, pretrained, tasks
+from experiments import pairs, pretrained, tasks
 from experiments import patching as recipe
 from tests.experiments.tiny import save_llama
 
@@ -27,8 +23,6 @@ class TinyContext(RecipeContext):
 def words():
     contrasts = [*pairs.templates().values(), *(make() for make in tasks.TEMPLATES.values())]
     every = [(pair.text, pair.against, pair.token, *pair.minus) for of in contrasts for pair in of]
-    lines = [line for task in circuits.SMALL for line in read_lines(task)]
-    every += [(line.text, line.against, *line.token, *line.minus) for line in lines]
     texts = [text for row in every for text in row]
     return sorted({word for text in texts for word in text.split()})
 
@@ -104,32 +98,6 @@ def test_metrics_are_those_of_numbers_that_are_known():
     left = (0.25 + 1 + 4) / np.var([1, 2, 4]) / 3
     assert values["half"] == pytest.approx({"pearson": 1, "spearman": 1, "r2": 1 - left})
     assert values["random"]["pearson"] < 1
-
-
-def test_circuits_are_found_and_measured_on_other_questions(installed, folder, monkeypatch):
-    every_second = partial(lambda read, *given: read(*given)[::2], read_pairs)
-    monkeypatch.setattr(circuits, "read_pairs", every_second)
-    outcome = circuits.run(installed)
-    numbers = outcome.numbers["tiny"]
-    assert json.loads(json.dumps(numbers)) == numbers
-    model = load(str(folder))
-    for row in numbers:
-        splits = circuits.splits_of(model, every_second(model, row["task"]))
-        cases = circuits.others_of([*splits.values()])
-        f = float(cases.faithfulness(torch.tensor(row["mask"])[None].double()))
-        assert row["restored"]["value"] == pytest.approx(f)
-        # Both measure on the same questions.
-        assert row["on others"].keys() == {of["task"] for of in numbers}
-        assert row["on others"][row["task"]] == pytest.approx(f)
-    by_claim = {row.claim: row for row in outcome.rows}
-    assert by_claim["tiny: a circuit is found"].n == len(circuits.SMALL)
-    # Without any part kept, the embedding alone is that of the first text.
-    for row in lines(installed, "areas"):
-        assert np.array(row["rises"]["elimination"]).shape == (2, 9, len(row["changes"]))
-    # A run that goes on measures nothing twice.
-    before = lines(installed, "circuits")
-    circuits.run(installed)
-    assert lines(installed, "circuits") == before
 
 
 def test_a_missing_model_is_said(installed, monkeypatch):
