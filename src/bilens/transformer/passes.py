@@ -133,6 +133,19 @@ class Pass(Reading):
         Raises:
             BilensError: no pattern is found, or it does not make the values that the heads mix.
         """
+        modules = self.model.places.modules
+        heads = None if modules is None else modules.layers[layer].heads
+        if heads is not None and hasattr(heads.module, "attention_pattern"):
+            # A difference of two softmaxes, and a pattern that is normalised, mix by no product.
+            seen = list[Tensor]()
+
+            def keep(module: nn.Module, args: tuple[Any, ...], _: Any) -> None:
+                x, pos_embed, rope, _mask, _cache, v_first = args
+                seen.append(module.attention_pattern(x, pos_embed, rope, v_first))  # type: ignore[operator]
+
+            with hooked(before=[(heads.module, keep)]):
+                self.run_layer(layer)
+            return seen[0]
         mix = self.mix(layer)
         pattern = mix.pattern(slice(None))
         size = float((pattern.abs() @ mix.values.abs()).max())
