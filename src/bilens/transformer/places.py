@@ -1,11 +1,11 @@
 """The places at which a model is cut and changed: embedding, layers, mixed values and MLPs."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from inspect import signature
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -201,57 +201,69 @@ def find_places(model: Any) -> Places:
     order = [call.module for call in calls]
     by_module = {call.module: call for call in calls}
     layers = _layers(model, order)
-    streams = []
-    for layer in layers:
-        call = by_module[layer]
-        if not (call.inputs and call.outputs and call.inputs[0].shape == call.outputs[0].shape):
-            raise BilensError(f"{type(layer).__name__} does not read and write one stream")
-        streams.append(call.inputs[0])
-    if any(stream.dim() != 3 for stream in streams):
-        shape = tuple(streams[0].shape)
-        raise BilensError(
-            f"The stream of {type(model).__name__} has the shape {shape}, expected texts, tokens "
-            "and d_model"
-        )
-    end = by_module[layers[-1]].outputs[0]
-    after = [x for x in calls if x.inputs and by_module[x.module] is x]
-    after = after[after.index(by_module[layers[-1]]) + 1 :]
-    # A layer that changes its stream in place reads what becomes its output.
-    inside = set(layers[-1].modules())
-    after = [x for x in after if x.module not in inside]
-    last = next((x.module for x in after if _same(x.inputs[0], end)), None)
-    if last is None:
-        # What comes between belongs to the last layer.
-        following = [x for x in after if order.count(x.module) == 1]
-        last = next((x.module for x in following if x.inputs[0].shape == end.shape), None)
-    if last is None:
-        raise BilensError(f"No module of {type(model).__name__} reads the output of its last layer")
+    _check_stream(model, [by_module[layer] for layer in layers])
+    last = _reader_of_end(model, layers[-1], calls, by_module)
     places, widths = [], []
     for layer in layers:
         heads, mlp = _parts(layer, order, by_module)
         places.append(LayerPlaces(layer, heads, mlp))
         if heads is not None:
             widths.append(by_module[heads].inputs[0].shape[-1])
-    config = model.config.get_text_config(decoder=True)
-    try:
-        n_heads = getattr(config, "num_attention_heads", 1)
-    except RuntimeError:  # it has a number for each layer
-        n_heads = 1
-    if not isinstance(n_heads, int) or any(width % n_heads for width in widths):
-        n_heads = 1
     before = calls[: order.index(layers[0])]
-    tables = tuple(x.module for x in before if x.module is not embed and _embeds_tokens(x))
-    crosses = _crosses(model, layers)
     return Places(
         model,
         embed,
         tuple(places),
         last,
-        n_heads,
-        tables=tables,
-        crosses=crosses,
+        _head_count(model, widths),
+        tables=tuple(x.module for x in before if x.module is not embed and _embeds_tokens(x)),
+        crosses=_crosses(model, layers),
         skipped=order.count(last) - 1,
     )
+
+
+def _check_stream(model: Any, calls: Sequence[_Call]) -> None:
+    """Raise unless each layer reads and writes one stream of texts, tokens and d_model."""
+    for call in calls:
+        if not (call.inputs and call.outputs and call.inputs[0].shape == call.outputs[0].shape):
+            raise BilensError(f"{type(call.module).__name__} does not read and write one stream")
+    if any(call.inputs[0].dim() != 3 for call in calls):
+        shape = tuple(calls[0].inputs[0].shape)
+        raise BilensError(
+            f"The stream of {type(model).__name__} has the shape {shape}, expected texts, tokens "
+            "and d_model"
+        )
+
+
+def _reader_of_end(
+    model: Any, layer: nn.Module, calls: Sequence[_Call], by_module: Mapping[Any, _Call]
+) -> nn.Module:
+    """Return the module that reads the output of the last layer."""
+    end = by_module[layer].outputs[0]
+    after = [x for x in calls if x.inputs and by_module[x.module] is x]
+    after = after[after.index(by_module[layer]) + 1 :]
+    # A layer that changes its stream in place reads what becomes its output.
+    inside = set(layer.modules())
+    after = [x for x in after if x.module not in inside]
+    order = [call.module for call in calls]
+    readers = [x.module for x in after if _same(x.inputs[0], end)]
+    # What comes between belongs to the last layer.
+    for x in after:
+        if order.count(x.module) == 1 and x.inputs[0].shape == end.shape:
+            readers.append(x.module)
+    if not readers:
+        raise BilensError(f"No module of {type(model).__name__} reads the output of its last layer")
+    return cast("nn.Module", readers[0])
+
+
+def _head_count(model: Any, widths: Sequence[int]) -> int:
+    """Return the number of heads of every layer, or 1 where it is not known."""
+    try:
+        n_heads = getattr(model.config.get_text_config(decoder=True), "num_attention_heads", 1)
+    except RuntimeError:  # it has a number for each layer
+        return 1
+    is_number = isinstance(n_heads, int) and not any(width % n_heads for width in widths)
+    return n_heads if is_number else 1
 
 
 def is_causal_model(model: nn.Module) -> bool:
