@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar
 
 from bilens.analysis import Reading
@@ -233,16 +234,7 @@ def circuit(
             finds would measure in another task, or an option of parts is given for stages.
         MemoryLimitError: there are more questions than fit into memory.
     """
-    of_search = {"keep": keep, "left": left}
-    changed = {name: x for name, x in of_search.items() if x != {"keep": KEEP, "left": 0.1}[name]}
-    for name, given in (changed | {"size": size, "heads": heads}).items():
-        if level == "stages" and (given or name in changed):
-            raise BilensError(f"{name}={given} is of parts; add level='parts', or leave it out")
-        if name in changed and (size or (heads and name == "left")):
-            beside = "size" if size else "heads"
-            raise BilensError(
-                f"{name}={given} has no effect beside {beside}; leave one of them out"
-            )
+    _check_options(level, keep, left, size, heads=heads)
     model, questions = opened(model), as_questions(questions)
     everything = Cases.of(model, questions, any_length=len(questions) > 1)
     tasks = different(everything.cases)
@@ -256,16 +248,14 @@ def circuit(
     everything = everything.by("role" if level == "stages" else "position" if alone else "")
     searches = sum(1 + len(x) * (len(x) > 1) + controls for x in plans.values())
     answers = list[TaskAnswer]()
+    search: Find = find_stages
+    if level == "parts":
+        search = partial(find_circuit, keep=keep, left=left, size=size, heads=heads)
     with progress_bar(f"circuit of {level}", total=searches) as bar:
 
         def find(splits: Sequence[Split], measuring: Cases | None = None) -> Answer:
             """Search, as all answers, those of other templates and controls are found."""
-            if level == "stages":
-                found: Answer = find_stages(splits, measuring=measuring)
-            else:
-                found = find_circuit(
-                    splits, keep, left, measuring=measuring, size=size, heads=heads
-                )
+            found = search(splits, measuring=measuring)
             bar.update()
             return found
 
@@ -274,20 +264,35 @@ def circuit(
             answers.append(_of_task(everything, task, *of_task, find, controls=controls))
     measuring = [_measuring(everything, templates) for templates in plans.values()]
     shown = typical(measuring[0].cases)
-    matrix = []
-    for answer in answers if len(answers) > 1 else ():
-        matrix.append(tuple(answer.circuit.on(cases) for cases in measuring))
+    several = answers if len(answers) > 1 else []
+    matrix = tuple(tuple(x.circuit.on(cases) for cases in measuring) for x in several)
     first = answers[0].circuit
     return CircuitReading(
         heading=heading_of(shown),
         question=shown.question,
         values=shown.ends,
         answers=tuple(answers),
-        transfer=tuple(matrix),
+        transfer=matrix,
         n_parts=int((everything.everything & ~getattr(first, "live", first.mask & False)).sum()),
         limits=(keep, left),
         notes=token_hints(model, questions),
     )
+
+
+def _check_options(
+    level: Level, keep: float, left: float, size: int | None, *, heads: bool
+) -> None:
+    """Raise for an option that has no effect beside the others."""
+    of_search = {"keep": keep, "left": left}
+    changed = {name: x for name, x in of_search.items() if x != {"keep": KEEP, "left": 0.1}[name]}
+    for name, given in (changed | {"size": size, "heads": heads}).items():
+        if level == "stages" and (given or name in changed):
+            raise BilensError(f"{name}={given} is of parts; add level='parts', or leave it out")
+        if name in changed and (size or (heads and name == "left")):
+            beside = "size" if size else "heads"
+            raise BilensError(
+                f"{name}={given} has no effect beside {beside}; leave one of them out"
+            )
 
 
 Find = Callable[..., Answer]

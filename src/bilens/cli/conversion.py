@@ -27,6 +27,9 @@ from bilens.train.settings import AnnealTraining, Distillation, TensoriseTrainin
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
+
+    from bilens.train.linearise import Linearised
 
 ANNEALING, TENSORISING = AnnealTraining(), TensoriseTraining()
 
@@ -196,7 +199,6 @@ def linearise(
     import torch
 
     from bilens.processes import this_process
-    from bilens.progress import logger
     from bilens.train import layers as stages
     from bilens.train import linearise as lines
     from bilens.train import tensorise
@@ -217,11 +219,7 @@ def linearise(
         low_memory=low_memory,
         ready=lambda opened: lines.gated_layers(opened, layers, budget),
     )
-    texts = tensorise.interleaved(learned)[: tokens // length]
-    if len(texts) < tokens // length:
-        logger.warning(
-            "the texts have %d tokens to fit on, fewer than --tokens=%d", texts.numel(), tokens
-        )
+    texts = _first_tokens(tensorise.interleaved(learned), tokens, length)
     record = {**asdict(distillation), "layers": layers, "budget": budget}
     record["model"] = shape_of(opened.config)
     original = stages.sharing_copy(opened)
@@ -241,6 +239,27 @@ def linearise(
     if not this_process().is_main_process:
         return None
     bilens.convert.save_model(output, opened, tokenizer)
+    return {
+        "model": output,
+        **_show_linearised(linearised),
+        "stages": _show(measurements.finish(opened), output),
+    }
+
+
+def _first_tokens(texts: "Tensor", tokens: int, length: int) -> "Tensor":
+    """Return the first texts of a length, of so many tokens together; warn of fewer."""
+    from bilens.progress import logger
+
+    texts = texts[: tokens // length]
+    if len(texts) < tokens // length:
+        logger.warning(
+            "the texts have %d tokens to fit on, fewer than --tokens=%d", texts.numel(), tokens
+        )
+    return texts
+
+
+def _show_linearised(linearised: "Linearised") -> dict[str, Any]:
+    """Print the loss with each layer linear alone, and with all of them; return the numbers."""
     rows = []
     for layer, loss in linearised.alone.items():
         fit = linearised.fits.get(layer)
@@ -256,13 +275,11 @@ def linearise(
         f"{linearised.before:.4f} before"
     )
     return {
-        "model": output,
         "layers": linearised.layers,
         "loss_before": linearised.before,
         "loss": linearised.after,
         "loss_alone": linearised.alone,
         "distances": {layer: fit.distance for layer, fit in linearised.fits.items()},
-        "stages": _show(measurements.finish(opened), output),
     }
 
 

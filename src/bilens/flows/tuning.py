@@ -379,7 +379,33 @@ def diff(
     rules = SwitchedRules(2, {id(parameters[name]): pair for name, pair in pairs.items()})
     values = _run(base, pairs, rules, fitted, ids)
     time = len(fitted.clean)
-    weights = dict.fromkeys(pairs, 0.0)
+    weights, by_token, heads, ranks = _sums(base, rules, [*pairs], time)
+    of_tokens = _changes(rules.embeddings, time)
+    choices = sum(float(_changes([leaf.value], 1).sum()) for leaf in rules.leaves)
+    result = ModelDiff(
+        fitted=fitted,
+        tokens=tuple(shown_tokens(base, fitted.clean)),
+        values=values,
+        weights=weights,
+        by_token=by_token,
+        heads=heads,
+        ranks=ranks,
+        of_tokens=of_tokens,
+        choices=choices,
+        pairs=pairs,
+        base=base,
+    )
+    everything = sum(weights.values()) + float(of_tokens.sum()) + choices
+    size = sum(map(abs, weights.values())) + sum(map(abs, values))
+    check_sum("The flow of weights, tokens and choices", everything, result.value, size=size)
+    return result
+
+
+def _sums(
+    base: ResidualModel, rules: SwitchedRules, names_of_pairs: Sequence[str], time: int
+) -> tuple[dict[str, float], dict[str, Tensor], Float[Tensor, "layers heads"], dict[str, Tensor]]:
+    """Return the flow of each weight, its flow at each token, that of heads, and of ranks."""
+    weights = dict.fromkeys(names_of_pairs, 0.0)
     by_token: dict[str, Tensor] = {}
     ranks: dict[str, Tensor] = {}
     places = base.places
@@ -410,25 +436,7 @@ def diff(
             _share(weights, names, float(total.sum()))
             if total.shape[:2] == (1, time):
                 _add(by_token, names, total.flatten(2).sum((0, 2)))
-    of_tokens = _changes(rules.embeddings, time)
-    choices = sum(float(_changes([leaf.value], 1).sum()) for leaf in rules.leaves)
-    result = ModelDiff(
-        fitted=fitted,
-        tokens=tuple(shown_tokens(base, fitted.clean)),
-        values=values,
-        weights=weights,
-        by_token=by_token,
-        heads=heads,
-        ranks=ranks,
-        of_tokens=of_tokens,
-        choices=choices,
-        pairs=pairs,
-        base=base,
-    )
-    everything = sum(weights.values()) + float(of_tokens.sum()) + choices
-    size = sum(map(abs, weights.values())) + sum(map(abs, values))
-    check_sum("The flow of weights, tokens and choices", everything, result.value, size=size)
-    return result
+    return weights, by_token, heads, ranks
 
 
 def _share(weights: dict[str, float], names: str, flow: float) -> None:

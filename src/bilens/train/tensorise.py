@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import asdict, astuple, dataclass, field, fields
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -365,59 +365,31 @@ def tensorise(
     # Softmax and gates are parts of every family; attention without softmax is one of ours.
     original = model if training.attention == "softmax" else as_language_model(model)
 
-    @cache
-    def pool() -> Tensor:
-        file = folder_of_stages / "text.safetensors"
-        if file.is_file():
-            return load_file(file)["input_ids"]
-        rows = OwnText(original, training, training.calibration_tokens // training.length, 1).all()
-        if texts is not None:
-            rows = torch.cat([rows, texts[: len(rows)].to(rows)])
-        if this_process().is_main_process:
-            write_safetensors(file, {"input_ids": rows})
-        return rows
-
-    def settings(steps: int, **batch: Any) -> Distillation:
-        names = ("accumulate", "precision", "log_every", "save_every", "report_to", "seed")
-        shared: dict[str, Any] = {name: getattr(training, name) for name in names}
-        return Distillation(steps=steps, **batch, **shared)
-
-    def gates(student: Any, folder: Path) -> Any:
-        linear, rows = sharing_copy(student), pool()
-        distillation = settings(training.layer_steps)
-        linearise(linear, rows[1:], rows[:1], distillation=distillation, alone=False, run=folder)
-        return linear
-
-    def patterns(student: LanguageModel, folder: Path) -> LanguageModel:
-        squared = without_softmax(student)
-        distillation = settings(training.pattern_steps, batch_size=training.pattern_batch)
-        teach_patterns(squared, original, pool(), distillation, folder)
-        return squared
-
-    stages: dict[str, Callable[[Any, Path], Any]] = {}
+    stages: dict[str, Callable[..., Any]] = {}
     if training.mlp == "bilinear":
-        stages["gates"] = gates
+        stages["gates"] = _linear_gates
     if training.attention == "squared":
-        stages["attention"] = patterns
+        stages["attention"] = partial(_squared_attention, original)
     student: Any = original
     record = {**asdict(training), "model": shape_of(model.config)}
     for name in ("tokens", "learning_rate"):
         # Of the last stage alone, which has a record of its own: the others serve any of them.
         del record[name]
     with (
-        open_stages(run, record, texts, resume=resume) as folder_of_stages,
+        open_stages(run, record, texts, resume=resume) as stages_folder,
         alone_with_seed(training.seed),
     ):
         held_out = held_out or {OWN_TEXT: OwnText(original, training, VALIDATION_TEXTS, 0).all()}
         measurements = Measurements(run, original, held_out)
         measurements.add("original", original)
+        text = cache(partial(_text_of_stages, original, training, texts, stages_folder))
         for name, learn in stages.items():
-            folder = folder_of_stages / name
+            folder = stages_folder / name
             # A model's configuration is written last.
             if (folder / CONFIG_NAME).is_file():
                 student = open_model(folder).to(next(model.parameters()).device)
             else:
-                student = learn(student, folder)
+                student = learn(student, text, training, folder)
                 if this_process().is_main_process:
                     save_model(folder, student, tokenizer)
             measurements.add(name, student)
@@ -431,6 +403,50 @@ def tensorise(
         elif this_process().is_main_process:
             save_model(run, student, tokenizer)
     return measurements.finish(student)
+
+
+def _text_of_stages(
+    original: Any, training: TensoriseTraining, texts: Tensor | None, folder: Path
+) -> Tensor:
+    """Return the texts that layers learn from, drawn once for all stages."""
+    file = folder / "text.safetensors"
+    if file.is_file():
+        return load_file(file)["input_ids"]
+    rows = OwnText(original, training, training.calibration_tokens // training.length, 1).all()
+    if texts is not None:
+        rows = torch.cat([rows, texts[: len(rows)].to(rows)])
+    if this_process().is_main_process:
+        write_safetensors(file, {"input_ids": rows})
+    return rows
+
+
+def _linear_gates(
+    student: Any, text: Callable[[], Tensor], training: TensoriseTraining, folder: Path
+) -> Any:
+    linear, rows = sharing_copy(student), text()
+    distillation = _of_layers(training, training.layer_steps)
+    linearise(linear, rows[1:], rows[:1], distillation=distillation, alone=False, run=folder)
+    return linear
+
+
+def _squared_attention(
+    original: Any,
+    student: LanguageModel,
+    text: Callable[[], Tensor],
+    training: TensoriseTraining,
+    folder: Path,
+) -> LanguageModel:
+    squared = without_softmax(student)
+    distillation = _of_layers(training, training.pattern_steps, batch_size=training.pattern_batch)
+    teach_patterns(squared, original, text(), distillation, folder)
+    return squared
+
+
+def _of_layers(training: TensoriseTraining, steps: int, **batch: Any) -> Distillation:
+    """Return the settings of a stage in which layers learn."""
+    names = ("accumulate", "precision", "log_every", "save_every", "report_to", "seed")
+    shared: dict[str, Any] = {name: getattr(training, name) for name in names}
+    return Distillation(steps=steps, **batch, **shared)
 
 
 def _distillation(
