@@ -19,8 +19,7 @@ from scipy import stats
 from torch import Tensor
 
 from bilens.data import ImageData, load_images
-from bilens.images.bonds import classifier_function_bonds
-from bilens.images.fidelity import accurate_ranks, loss_bound
+from bilens.images import accurate_ranks, classifier_function_bonds, loss_bound
 from bilens.nn import ClassifierConfig
 from bilens.tensor import Bonds
 from bilens.train import ClassifierTraining, train_classifier

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from tqdm import tqdm
 
-from bilens.data.texts import read_texts
+from bilens.data import read_texts
 from bilens.nn.language.attention import ProductAttention, rotation
 from experiments.context import RecipeContext
 from experiments.results import Row

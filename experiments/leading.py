@@ -29,8 +29,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from bilens.data import ImageData
-from bilens.images import class_spectra, classifier_bonds
-from bilens.images.fidelity import accurate_ranks
+from bilens.images import accurate_ranks, class_spectra, classifier_bonds
 from bilens.nn import ImageClassifier
 from bilens.tensor import Spectrum, decompile
 from bilens.train import ClassifierTraining
