@@ -10,8 +10,9 @@ from bilens.analysis import Analysis, Reading, analysis
 from bilens.cli.readings import analysis_command, write_reading
 from bilens.errors import BilensError
 from bilens.explore.model_pages import ModelPages
+from bilens.figures.sheet import save_figures
 from bilens.files import file_names
-from bilens.pages import new_figure, save_figures
+from bilens.pages import new_figure
 from bilens.pages.page import report
 from bilens.sections import Fact, Picture, Section, Table
 from tests.models import digits, small_model

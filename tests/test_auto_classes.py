@@ -5,7 +5,8 @@ import torch
 from experiments.llama2c import llama2c_tokenizer
 from transformers import pipeline
 
-from bilens.data import Grammar, train_tokenizer
+from bilens.data import Grammar
+from bilens.data.texts import train_tokenizer
 from tests.experiments.test_llama2c import ALL_PIECES, write_tokenizer
 from tests.models import random_model
 

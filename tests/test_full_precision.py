@@ -167,7 +167,7 @@ def test_surroundings_change_nothing(name, around, model):
         assert torch.allclose(single, other, rtol=1e-5, atol=1e-6)
 
 
-WITHOUT_COMPUTATION = {"affine", "with_constant", "top_entries", "Features", "FactoredSVD"}
+WITHOUT_COMPUTATION = {"with_constant", "top_entries", "Features", "FactoredSVD"}
 WITHOUT_COMPUTATION |= {"TensorChain", "TopEntries", "TensorStack"}
 
 

@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from bilens import memory
-from bilens.circuits import Cases, circuit, part_effects, patch, task_directions
+from bilens.circuits import Cases, circuit, patch, task_directions
 from bilens.circuits.asked import heading_of, typical
 from bilens.circuits.case import make_cases
+from bilens.circuits.measures import part_effects
 from bilens.errors import BilensError
 from bilens.flows import Question
 from bilens.memory import MemoryLimitError

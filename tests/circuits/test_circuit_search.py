@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from bilens.analyses import language
-from bilens.circuits import Cases, circuit, patch, search_circuit
+from bilens.circuits import Cases, circuit, patch
 from bilens.circuits.controls import verdict
 from bilens.circuits.measures import Split, find_circuit, part_effects
 from bilens.circuits.patching import parts_in
 from bilens.circuits.reading import _of_the_others, curve_said
-from bilens.circuits.search import HIGHEST, KEEP, SLACK, necessary
+from bilens.circuits.search import HIGHEST, KEEP, SLACK, necessary, search_circuit
 from bilens.errors import BilensError
 from bilens.flows import Question
 from tests.flows.flows import QUESTIONS, answered, check_gradient, write_questions

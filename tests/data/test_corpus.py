@@ -8,8 +8,9 @@ import torch
 from datasets.exceptions import DatasetGenerationError
 from transformers import AutoTokenizer
 
-from bilens.data import Grammar, clean, load_corpus, train_tokenizer
+from bilens.data import Grammar, clean, load_corpus
 from bilens.data import corpus as corpus_module
+from bilens.data.texts import train_tokenizer
 from bilens.errors import DataError
 
 N_CTX = 16

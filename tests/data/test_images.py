@@ -6,7 +6,8 @@ from sklearn.datasets import load_digits
 from tests.devices import second_device
 from tests.nightly import nightly
 
-from bilens.data import load_images, modular_addition
+from bilens.data import load_images
+from bilens.data.images import modular_addition
 
 FIELDS = ("train_images", "train_labels", "test_images", "test_labels")
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from bilens.data import clean
-from bilens.data import train_tokenizer as trained_on
+from bilens.data.texts import train_tokenizer as trained_on
 from bilens.errors import BilensError
 
 TEXTS = [

@@ -17,9 +17,9 @@ from bilens.circuits import (
     find_circuit,
     patch,
     patched,
-    search_circuit,
     task_directions,
 )
+from bilens.circuits.search import search_circuit
 from bilens.flows import Node, flow, measure, remove
 from bilens.flows.question import replaced, second_run
 from bilens.language import TokenDirection

@@ -20,7 +20,8 @@ from bilens.images.fidelity import (
     rank_accuracies,
 )
 from bilens.nn import ImageClassifier
-from bilens.tensor import affine, bonds, with_constant
+from bilens.tensor import bonds, with_constant
+from bilens.tensor.factors import affine
 from tests.models import digit_bonds, digit_model, digits
 
 

@@ -11,7 +11,8 @@ from bilens.errors import BilensError, NotBilinearError
 from bilens.images import attack, class_mask, class_spectra, read_bonds, read_classifier, read_deep
 from bilens.nn import Bilinear
 from bilens.pages import write_report
-from bilens.tensor import TensorChain, affine
+from bilens.tensor import TensorChain
+from bilens.tensor.factors import affine
 from tests.models import digits, small_model
 from tests.nightly import nightly
 

@@ -18,9 +18,9 @@ import bilens.pages
 from bilens.cli import main, running
 from bilens.errors import BilensError
 from bilens.figures.canvas import Canvas
-from bilens.figures.sheet import BLUE, LEAST, figure_html, new_figure, styled
+from bilens.figures.sheet import BLUE, LEAST, figure_html, new_figure, save_figures, styled
 from bilens.images.bonds import BondReading
-from bilens.pages import heat_figure, save_figure, save_figures
+from bilens.pages import heat_figure, save_figure
 from bilens.sections import Picture
 from tests.nightly import nightly
 

@@ -7,7 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bilens.tensor import BilinearTensor, FactoredMatrix, affine, decompile, with_constant
+from bilens.tensor import BilinearTensor, FactoredMatrix, decompile, with_constant
+from bilens.tensor.factors import affine
 from tests.tensor.factors import BATCHES, close, dense, eye, normal, random_tensor, shapes
 
 

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from bilens.errors import BilensError
-from bilens.tensor import BilinearTensor, affine, bonds
+from bilens.tensor import BilinearTensor, bonds
+from bilens.tensor.factors import affine
 from tests.tensor.deep import chains, dense_chain, forward, random_chain
 from tests.tensor.factors import SEEDS, close, eye, normal, random_tensor
 

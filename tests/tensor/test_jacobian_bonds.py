@@ -8,7 +8,8 @@ from torch import Tensor
 from torch.autograd.functional import hessian, jacobian
 
 from bilens.errors import BilensError
-from bilens.tensor import BilinearTensor, affine, function_bonds, with_constant
+from bilens.tensor import BilinearTensor, function_bonds, with_constant
+from bilens.tensor.factors import affine
 from bilens.tensor.jacobian_bonds import Measure, gaussian_samples
 from tests.tensor.deep import chains, dense_chain, forward, random_chain
 from tests.tensor.factors import close, eye, normal

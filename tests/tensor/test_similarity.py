@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from bilens.tensor import BilinearTensor, expected_cosine, expected_inner
+from bilens.tensor import BilinearTensor, expected_cosine
+from bilens.tensor.expectation import expected_inner
 from tests.tensor.deep import KINDS, forward, random_chain, widened
 from tests.tensor.factors import close, eye, normal, random_tensor
 

@@ -12,11 +12,10 @@ from bilens.circuits.directions import MLPDirections
 from bilens.circuits.edits import edit, edit_heads, edit_mlp_along
 from bilens.circuits.gradients import Attributions, eap_ig, gradient_effects
 from bilens.circuits.interval import Interval
-from bilens.circuits.measures import Circuit, Split, find_circuit, part_effects
-from bilens.circuits.patching import Effects, parts_in, patch, patched
+from bilens.circuits.measures import Circuit, Split, find_circuit
+from bilens.circuits.patching import Effects, patch, patched
 from bilens.circuits.reading import CircuitReading, circuit
-from bilens.circuits.recurring import Snapshots, find_directions, share_held, task_directions
-from bilens.circuits.search import search_circuit
+from bilens.circuits.recurring import Snapshots, task_directions
 from bilens.circuits.stages import Stages, find_stages, mask_of
 
 __all__ = [
@@ -38,18 +37,13 @@ __all__ = [
     "edit_mlp_along",
     "find_circuit",
     "find_cuts",
-    "find_directions",
     "find_stages",
     "gradient_effects",
     "mask_of",
     "nonsense",
-    "part_effects",
-    "parts_in",
     "passed",
     "patch",
     "patched",
-    "search_circuit",
-    "share_held",
     "task_directions",
     "verdict",
 ]

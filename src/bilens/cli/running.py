@@ -138,9 +138,10 @@ def report(
     if figures:
         check_own(page.parent / "figures", page)
 
+    from bilens.figures.sheet import save_figures
     from bilens.inputs import check_data
     from bilens.models import load
-    from bilens.pages import save_figures, write_report
+    from bilens.pages import write_report
     from bilens.pages.model import report_readings
 
     check_data(model, data, data_dir)

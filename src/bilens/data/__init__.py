@@ -1,9 +1,9 @@
 """Data sets: images as tensors, stories as rows of tokens; from files, the hub, or synthetic."""
 
 from bilens.data.corpus import Corpus, load_corpus, load_documents
-from bilens.data.images import ImageData, fit_drawing, load_images, modular_addition
+from bilens.data.images import ImageData, fit_drawing, load_images
 from bilens.data.languages import DeepGrammar, Grammar
-from bilens.data.texts import clean, read_texts, train_tokenizer
+from bilens.data.texts import clean, read_texts
 
 __all__ = [
     "Corpus",
@@ -15,7 +15,5 @@ __all__ = [
     "load_corpus",
     "load_documents",
     "load_images",
-    "modular_addition",
     "read_texts",
-    "train_tokenizer",
 ]

@@ -15,8 +15,8 @@ from bilens.nn.checkpoint import Checkpointed
 from bilens.nn.layers import GatedLayer, ScalarNorm, make_norm
 from bilens.nn.settings import ClassifierConfig
 from bilens.settings import Count
-from bilens.tensor import BilinearTensor, Cut, affine
-from bilens.tensor.factors import fit_input, wide_device
+from bilens.tensor import BilinearTensor, Cut
+from bilens.tensor.factors import affine, fit_input, wide_device
 
 
 class ImageClassifier(Checkpointed):

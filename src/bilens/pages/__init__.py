@@ -7,7 +7,7 @@ from bilens.lazy_imports import lazy_names
 if TYPE_CHECKING:
     from bilens.figures.canvas import Canvas, tree_figure
     from bilens.figures.plots import heat_figure, log_axis, path_figure, spectrum_figure
-    from bilens.figures.sheet import add_legend, new_figure, save_figure, save_figures, styled
+    from bilens.figures.sheet import add_legend, new_figure, save_figure, styled
     from bilens.pages.classifier import eigenvector_figure, truncation_figure
     from bilens.pages.cuts import network_figure
     from bilens.pages.explanation import explanation_figure, shared_figure
@@ -32,7 +32,6 @@ __all__ = [
     "record_of",
     "report",
     "save_figure",
-    "save_figures",
     "sections_of",
     "shared_figure",
     "show",

@@ -3,9 +3,9 @@
 from bilens.tensor.bilinear import BilinearTensor, TensorSVD
 from bilens.tensor.chain import Cut, Products, TensorChain, product_weight, sparse_basis
 from bilens.tensor.chain_bonds import Bonds, bonds
-from bilens.tensor.expectation import expected_cosine, expected_inner
+from bilens.tensor.expectation import expected_cosine
 from bilens.tensor.factored import FactoredMatrix
-from bilens.tensor.factors import affine, with_constant
+from bilens.tensor.factors import with_constant
 from bilens.tensor.features import Dictionary, Features, cluster
 from bilens.tensor.jacobian_bonds import Moments, balanced_bonds, function_bonds
 from bilens.tensor.quadratic import QuadraticForm, Spectrum
@@ -25,13 +25,11 @@ __all__ = [
     "Spectrum",
     "TensorChain",
     "TensorSVD",
-    "affine",
     "balanced_bonds",
     "bonds",
     "cluster",
     "decompile",
     "expected_cosine",
-    "expected_inner",
     "function_bonds",
     "product_weight",
     "sparse_basis",
