@@ -514,7 +514,14 @@ SKIPPED = {
         *("write_page", "write_report", "contribution", "corpus_for"),
     ),
     "take what another function made": (
-        *("balanced_bonds", "edit_mlp_along", "find_circuit", "find_cuts", "find_stages"),
+        *(
+            "adjoints_of",
+            "balanced_bonds",
+            "edit_mlp_along",
+            "find_circuit",
+            "find_cuts",
+            "find_stages",
+        ),
         *("gradient_effects", "mask_of", "nonsense", "passed", "verdict"),
     ),
     "open or write files, or serve": (

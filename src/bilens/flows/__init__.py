@@ -7,7 +7,7 @@ from bilens.flows.nodes import Node
 from bilens.flows.question import Question
 from bilens.flows.reading import FlowReading
 from bilens.flows.sources import as_questions, read_pairs
-from bilens.flows.split import flow
+from bilens.flows.split import adjoints_of, flow
 from bilens.flows.stream_lens import LensReading, read_lens
 from bilens.flows.token_lens import lens
 from bilens.flows.tuning import ModelDiff, diff
@@ -20,6 +20,7 @@ __all__ = [
     "ModelDiff",
     "Node",
     "Question",
+    "adjoints_of",
     "answered",
     "as_questions",
     "diff",
