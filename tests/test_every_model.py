@@ -96,6 +96,7 @@ ASKED = {
     "flow": lambda m, name: flows.flow(m, *both(m, name)[0], **both(m, name)[1]),
     "read_lens": lambda m, name: flows.read_lens(m, texts_of(name)[0], layers=2),
     "diff": lambda m, name: flows.diff(m, *diff_of(name)),
+    "adjoints_of": lambda m, name: flows.adjoints_of(m, questions(m, name)[:1]),
     "answered": lambda m, name: flows.answered(m, questions(m, name)),
     "measure": lambda m, name: flows.measure(m, through(m, name), through(m, name).nodes[:2]),
     "remove": lambda m, name: flows.remove(m, through(m, name), through(m, name).nodes[:2]),

@@ -6,6 +6,7 @@ from itertools import chain
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from bilens.analysis import Reading
