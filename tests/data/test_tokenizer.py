@@ -74,7 +74,7 @@ def test_the_folder_loads_like_any_other(tokenizer, tmp_path):
 def test_another_process_trains_the_same(tokenizer):
     """Hash maps are seeded per process; within one, chance would not show."""
     code = (
-        "from bilens.data import train_tokenizer\n"
+        "from bilens.data.texts import train_tokenizer\n"
         f"tokenizer = train_tokenizer({TEXTS!r}, vocab_size=160, clean='tinystories')\n"
         "print(sorted(tokenizer.get_vocab().items()))"
     )

@@ -98,7 +98,7 @@ NARROW = (torch.float16, torch.bfloat16)
 LARGE = 2**22
 """Numbers of a weight that are widened at a time, such as those of an unembedding."""
 DTYPE = Tensor.dtype.__get__  # type: ignore[attr-defined]
-DEVICE = Tensor.device.__get__  # type: ignore[attr-defined]
+DEVICE = Tensor.device.__get__
 VIEWS: tuple[Any, ...] = (
     Tensor.detach,
     Tensor.__getitem__,
