@@ -254,7 +254,7 @@ class Rules(TorchFunctionMode):
 
     def chosen(self, one_hot: Tensor, like: Tensor) -> Tensor:
         """Return what was chosen, as numbers at which a flow starts."""
-        leaf = make_leaf(one_hot.to(like.dtype))
+        leaf = make_leaf(self.start(one_hot, like).to(like.dtype))
         self.leaves.append(Leaf("choice", leaf))
         return leaf
 
@@ -264,14 +264,25 @@ class Rules(TorchFunctionMode):
             return x
         # Of masks softmax takes what was chosen.
         if not differs(x, like) or bool((x < MASKED).any()):
-            return x
+            return self.spread(x, like)
         return self.chosen(x, like)
 
     def summand(self, x: Any, like: Any) -> Any:
         """Return a term of a sum, or one of several numbers that are taken."""
-        return self.known(x, like)
+        x = self.known(x, like)
+        return x if is_live(x) else self.constant(x, like)
 
-    def spread(self, x: Tensor, like: Tensor) -> Tensor:
+    # What a pass of tangents does otherwise.
+
+    def start(self, one_hot: Tensor, like: Tensor) -> Tensor:
+        """Return what was chosen in the rows of an activation."""
+        return one_hot
+
+    def constant(self, x: Any, like: Any) -> Any:
+        """Return a constant term of a sum."""
+        return x
+
+    def spread(self, x: Tensor, like: Any) -> Tensor:
         """Return what is no activation, such as indices, in the rows of one."""
         return x
 

@@ -32,29 +32,19 @@ class TangentRules(Rules):
         super().__init__(2 + rows.count)
         self.rows = rows
 
-    def chosen(self, one_hot: Tensor, like: Tensor) -> Tensor:
+    def start(self, one_hot: Tensor, like: Tensor) -> Tensor:
         """Return what was chosen, which no part has changed."""
-        x = self.spread(one_hot, like).to(like.dtype)
-        return make_leaf(self.rows.join(*self.rows.split(x), x))
+        x = self.spread(one_hot, like)
+        return self.rows.join(*self.rows.split(x), x)
 
-    def known(self, x: Any, like: Any) -> Any:
-        """Return a factor, in the rows of the other one."""
-        x = super().known(x, like)
-        if not isinstance(x, Tensor) or x.requires_grad or not isinstance(like, Tensor):
-            return x
-        return self.spread(x, like)
-
-    def summand(self, x: Any, like: Any) -> Any:
-        """Return a term of a sum; a constant is 0 in the rows of tangents."""
-        x = self.known(x, like)
-        if isinstance(x, Tensor) and x.requires_grad:
-            return x
+    def constant(self, x: Any, like: Any) -> Any:
+        """Return a constant term of a sum; it is 0 in the rows of tangents."""
         value = torch.as_tensor(x, dtype=like.dtype, device=like.device)
         return torch.where(self._of_texts(like), value, 0.0)
 
-    def spread(self, x: Tensor, like: Tensor) -> Tensor:
+    def spread(self, x: Tensor, like: Any) -> Tensor:
         """Return what is no activation in the rows of one; tangents have that of the first text."""
-        of = self.rows.of(x, like)
+        of = self.rows.of(x, like) if isinstance(like, Tensor) else 0
         if not of:
             return x
         rows = x.unflatten(0, (of, -1))
