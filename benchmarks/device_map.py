@@ -22,10 +22,9 @@ import bilens
 from bilens.circuits import circuit, patch
 from bilens.flows import Question, flow
 from bilens.transformer import ResidualModel
-from bilens.transformer.families import known_families
 
 FAMILIES = ("llama", "gpt2", "gemma3_text", "mixtral", "opt", "gemma4_text")
-OPTIONS = {"dtype": torch.float64, "experts_implementation": "eager"}
+OPTIONS: dict[str, Any] = {"dtype": torch.float64, "experts_implementation": "eager"}
 """Products of groups of experts, the default, are none of float64."""
 EXACT = 1e-6
 """Relative differences of equal readings are smaller."""
@@ -81,7 +80,7 @@ def readings(model: ResidualModel) -> dict[str, Tensor]:
         "restored": torch.tensor([found.measured.restored.value]),
         "patch": torch.stack([effects.noising, effects.denoising]),
     }
-    if type(model.model).__name__ in known_families():
+    if model.places.modules is not None:
         read["W_E"], read["W_U"] = model.W_E, model.W_U
         ov, (qk, *_) = model.ov(1), model.qk(1)
         read["OV"], read["QK"] = ov.left @ ov.right, qk.left @ qk.right
@@ -102,7 +101,8 @@ def measured(family: str) -> dict[str, float]:
     module = make(family)
     with TemporaryDirectory() as name:
         module.save_pretrained(name)
-        expected = readings(bilens.load(name, **OPTIONS))
+        on_one: Any = bilens.load(name, **OPTIONS)
+        expected = readings(on_one)
         return {k: difference(expected, readings(x)) for k, x in kinds(module, Path(name))}
 
 

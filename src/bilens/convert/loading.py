@@ -266,8 +266,8 @@ def _check_sizes(
         empty = model_class(config)
     described = dict(empty.named_parameters())
     # transformers would take numbers of another kind for values; masks and positions are such.
-    kinds = ("F64", "F32", "F16", "BF16")
-    kinds += ("F8_E4M3",) if getattr(config, "quantization_config", None) else ()
+    kinds = ["F64", "F32", "F16", "BF16"]
+    kinds += ["F8_E4M3"] if getattr(config, "quantization_config", None) else []
     for name, (_, kind) in stored.items():
         if kind not in kinds and name in described:
             raise CheckpointError(

@@ -2,13 +2,15 @@
 
 from copy import deepcopy
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from bilens.errors import BilensError
 from bilens.transformer.running import on_device
+
+Model = TypeVar("Model", bound=nn.Module)
 
 
 def check_whole(model: nn.Module) -> None:
@@ -30,7 +32,7 @@ def is_dispatched(model: nn.Module) -> bool:
     return any(hasattr(module, "_hf_hook") for module in model.modules())
 
 
-def with_mapped_weights(model: nn.Module) -> nn.Module:
+def with_mapped_weights(model: Model) -> Model:
     """Return a model whose offloaded weights are tensors; the model itself if it has none.
 
     accelerate reads an offloaded weight for each run of its module, and puts a tensor without
