@@ -25,7 +25,7 @@ GROUPS = {
         *("stories", "story", "larger_story", "grammar", "compare", "anneal", "linear_gates"),
         *("tensorise", "tensorise_own", "tensor_readings"),
     ],
-    "Circuits and flows": ["coverage", "patching"],
+    "Circuits and flows": ["coverage", "patching", "labels"],
     "Exactness and speed": [
         *(
             "flow_memory",
