@@ -18,7 +18,7 @@ from torch.nn import functional
 from tqdm import tqdm
 
 from bilens.data import read_texts
-from bilens.nn.language.attention import ProductAttention, rotation
+from bilens.kernels import bilinear_attention
 from experiments.context import RecipeContext
 from experiments.results import Row
 
@@ -46,18 +46,8 @@ class OneLayer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.embed = nn.Embedding(WORDS, WIDTH)
-        self.attention = ProductAttention(
-            scale=SCALE,
-            norm="none",
-            d_model=WIDTH,
-            n_heads=HEADS,
-            n_kv_heads=HEADS,
-            bias=False,
-            layer=0,
-            qk_norm=False,
-            value_mix=False,
-            pairs=2,
-        )
+        self.maps = nn.ModuleList(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(5))
+        self.out = nn.Linear(WIDTH, WIDTH, bias=False)
         self.unembed = nn.Linear(WIDTH, WORDS)
         for weight in self.parameters():
             nn.init.normal_(weight, std=WIDTH**-0.5)
@@ -66,14 +56,24 @@ class OneLayer(nn.Module):
     def stream(self, ids: Int[Tensor, "batch time"]) -> Float[Tensor, "batch time width"]:
         """Return what the unembedding reads."""
         x: Tensor = self.embed(ids)
-        positions = torch.arange(ids.shape[1])[None]
-        rope = rotation(positions, self.attention.d_head, 10_000, x)
-        out: Tensor = x + self.attention(x, rope=rope)
+        heads = [m(x).unflatten(-1, (HEADS, -1)).transpose(1, 2) for m in self.maps]
+        q1, k1, q2, k2 = map(turned, heads[:4])
+        mixed = bilinear_attention(q1, k1, heads[4], q2, k2, scale=SCALE**2)
+        out: Tensor = x + self.out(mixed.transpose(1, 2).flatten(2))
         return out
 
     def forward(self, ids: Int[Tensor, "batch time"]) -> Float[Tensor, "batch time words"]:
         logits: Tensor = self.unembed(self.stream(ids))
         return logits
+
+
+def turned(x: Float[Tensor, "batch heads time width"]) -> Float[Tensor, "batch heads time width"]:
+    """Return queries or keys turned by their positions, each pair (i, i + width / 2) of a head."""
+    first, second = x.chunk(2, -1)
+    speeds = 10_000 ** -torch.linspace(0, 1, first.shape[-1] + 1)[:-1]
+    angles = (torch.arange(x.shape[2])[:, None] * speeds).to(x)
+    cos, sin = angles.cos(), angles.sin()
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
 
 
 def text_rows(context: RecipeContext) -> list[Row]:

@@ -316,6 +316,8 @@ def test_studies_import_public_names_only():
     kinds, found = (ast.FunctionDef, ast.ClassDef), []
     defined = {node.name for node in all_nodes() if isinstance(node, kinds)}
     for path in (p for name in STUDIES for p in sorted((ROOT / name).rglob("*.py"))):
+        if path == ROOT / "benchmarks" / "checks.py":
+            continue  # it plants errors in the rules, which nobody else may change
         nodes = [*ast.walk(ast.parse(path.read_text("utf-8")))]
         own = {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
         names = {name for name in imported(nodes) if not is_public(name)}
