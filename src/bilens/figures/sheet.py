@@ -219,10 +219,10 @@ def _in_colours_of_page(tag: re.Match[str]) -> str:
 
 def _with_palette(picture: re.Match[bytes]) -> bytes:
     """Return a picture of few colours with a palette, which is half as long."""
-    image = Image.open(io.BytesIO(base64.b64decode(picture[1])))
-    if image.has_transparency_data and image.getchannel("A").getextrema()[0] < 255:
+    opened = Image.open(io.BytesIO(base64.b64decode(picture[1])))
+    if opened.has_transparency_data and min(opened.getchannel("A").tobytes()) < 255:
         return picture[0]  # blank cells, which a palette would make black
-    image = image.convert("RGB")
+    image = opened.convert("RGB")
     buffer = io.BytesIO()
     red, green, blue = (channel.tobytes() for channel in image.split())
     if red == green == blue:
