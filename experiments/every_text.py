@@ -153,7 +153,7 @@ def trained(train: Int[Tensor, " time"]) -> OneLayer:
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, RATE, total_steps=STEPS, pct_start=0.04, anneal_strategy="linear"
     )
-    for _ in tqdm(range(STEPS), desc="one layer of attention"):
+    for _ in tqdm(range(STEPS), desc="one layer of attention", mininterval=10):
         at = torch.randint(0, len(train) - PLACES, (BATCH, 1)) + torch.arange(PLACES + 1)
         ids = train[at]
         loss = functional.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
