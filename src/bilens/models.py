@@ -61,7 +61,7 @@ def load(
             GGUF file needs room beside it on the disk for its weights in float32.
         input_shape: shape of a single input of your own module, if it is not a vector.
         hub: passed to `from_pretrained`: revision, token, cache_dir, dtype, ... With `device_map`,
-            `max_memory` and `offload_folder` accelerate spreads a transformer over devices, memory
+            max_memory and offload_folder accelerate spreads a transformer over devices, memory
             and files. Matrices that it leaves on the CPU or in files stay there, and one moves to
             the device of its layer while it is used.
 

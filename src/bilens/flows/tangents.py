@@ -162,6 +162,8 @@ class Tangents:
         ):
             x = make_leaf(starting("stream", x))
             args, kwargs = with_input(x, args, kwargs)
+            if not args:  # whatever calls a layer by name, it takes the stream first
+                args = (kwargs.pop("hidden_states"),)
             try:
                 y = first_output(place.module(*args, **kwargs))
             except torch.OutOfMemoryError:

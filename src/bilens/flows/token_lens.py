@@ -1,7 +1,6 @@
 """The lens: the change of every logit by a part that changes between two texts, and its labels."""
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -16,6 +15,7 @@ from bilens.flows.labels import both_sides, token_scores
 from bilens.flows.nodes import Node
 from bilens.flows.secants import UnknownOperationError
 from bilens.flows.tangents import Start, Tangents
+from bilens.progress import logger
 from bilens.transformer import ResidualModel
 from bilens.transformer.places import Places
 
@@ -119,11 +119,13 @@ def labelled(model: ResidualModel, flow: Flow, count: int) -> Flow:
     nodes = [node for node in flow.nodes if node.kind in KINDS][:count]
     if not nodes:
         return flow
-    named: list[Node] = []
-    with suppress(UnknownOperationError):
+    try:
         kept, found = logit_changes(flow, nodes)
-        scores = found.scores(model.places) if kept else ()
-        for node, of_node in zip(kept, scores, strict=True):
-            raises, lowers = both_sides(model, of_node, WORDS)
-            named.append(replace(node, raises=raises, lowers=lowers))
+    except UnknownOperationError as error:
+        logger.warning("nodes have no tokens that they raise and lower: %s", error)
+        return flow
+    named: list[Node] = []
+    for node, of_node in zip(kept, found.scores(model.places) if kept else (), strict=True):
+        raises, lowers = both_sides(model, of_node, WORDS)
+        named.append(replace(node, raises=raises, lowers=lowers))
     return replace(flow, named=tuple(named))
