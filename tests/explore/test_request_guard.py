@@ -1,5 +1,7 @@
 """Requests to the explorer that do not come from its own page."""
 
+import socket
+import struct
 from contextlib import closing
 from http.client import HTTPConnection
 from urllib.parse import urlsplit
@@ -105,3 +107,14 @@ def test_an_answer_allows_nothing_of_other_places(image_site):
     assert headers["Content-Security-Policy"].startswith("default-src 'none'")
     assert headers["X-Content-Type-Options"] == "nosniff"
     assert image_site.startswith("http://127.0.0.1:")
+
+
+def test_a_visitor_who_leaves_early_is_no_fault(image_site, capfd):
+    place = urlsplit(image_site)
+    for path in ("explain", "explain/page?image=test-3"):
+        with socket.create_connection((place.hostname, place.port)) as visitor:
+            # Closed at once, without waiting for what is not read.
+            visitor.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            visitor.sendall(f"GET /{path} HTTP/1.1\r\nHost: {place.netloc}\r\n\r\n".encode())
+    assert ask(image_site, "explain/page?image=test-3")[0] == 200
+    assert "Traceback" not in capfd.readouterr().err

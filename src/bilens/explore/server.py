@@ -8,6 +8,7 @@ says of it; and if its own name points to this machine (DNS rebinding), by that 
 import ipaddress
 import os
 import socket
+import sys
 from collections.abc import Callable
 from functools import cached_property
 from http import HTTPStatus
@@ -53,6 +54,11 @@ class Server(ThreadingHTTPServer):
         family, *_ = socket.getaddrinfo(*place, type=socket.SOCK_STREAM)[0]
         self.address_family = family
         super().__init__(place, Handler)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of visitors who leave before their page comes, as those who type on do."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
     @cached_property
     def shells(self) -> dict[str, str]:
