@@ -18,7 +18,7 @@ DOCS = Path(__file__).parent
 GROUPS = {
     "Images": [
         *("fig3", "fig4", "noises", "fig5", "bonds", "masks"),
-        *("case_digits", "case_svd", "case_sae", "case_pairs", "small_layers"),
+        *("case_digits", "case_svd", "case_sae", "case_pairs", "small_layers", "certify"),
         "cut_promise",
     ],
     "Language models": [
