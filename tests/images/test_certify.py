@@ -16,6 +16,7 @@ from bilens.images.bounds import margins_and_slopes
 from bilens.images.chain import open_layer
 from bilens.images.nearest import forms_of, smallest_changes
 from bilens.nn import ClassifierConfig, ImageClassifier
+from experiments import every_text
 from tests.experiments.tiny import check_rows
 from tests.models import digit_model, digits
 from tests.nightly import nightly
@@ -187,6 +188,13 @@ def test_what_cannot_be_certified_is_refused():
 def test_the_recipe_states_what_it_measured(monkeypatch):
     for name, value in (("ATTACKED", 40), ("RESTARTS", 2), ("STEPS", 3), ("RANKS", (3,))):
         monkeypatch.setattr(f"experiments.certify.{name}", value)
+
+    for name, value in (("STEPS", 2), ("WORDS", 40), ("LISTED", (30, 300))):
+        monkeypatch.setattr(every_text, name, value)
+    named = dict.fromkeys(word for last, pair in every_text.AFTER.items() for word in (last, *pair))
+    numbers = {word: number for number, word in enumerate(named)}
+    ids = torch.randint(0, 40, (3000,), generator=torch.Generator().manual_seed(0))
+    monkeypatch.setattr(every_text, "words", lambda _: (ids, ids[:2000], numbers))
 
     class Context(RecipeContext):
         mnist = fashion = property(lambda self: digits())
