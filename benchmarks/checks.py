@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import transformers
@@ -70,13 +71,10 @@ def opened(package: str) -> ResidualModel:
 @contextmanager
 def scaled_logits(view: ResidualModel) -> Iterator[None]:
     """Scale the logits in the view of a model."""
-    modules, places = view.modules, view.places
-    view.modules = replace(modules, logit_scale=LOGITS * modules.logit_scale)
-    view.places = replace(places, modules=view.modules)
-    try:
+    modules = replace(view.modules, logit_scale=LOGITS * view.modules.logit_scale)
+    places = replace(view.places, modules=modules)
+    with patch.multiple(view, modules=modules, places=places):
         yield
-    finally:
-        view.modules, view.places = modules, places
 
 
 @contextmanager
@@ -92,24 +90,20 @@ def scaled_head(view: ResidualModel, layer: int, head: int) -> Iterator[None]:
             x = x * factors.repeat_interleave(x.shape[-1] // len(factors))
         return own(x, *others)
 
-    adjoints._cut = cut  # type: ignore[assignment]
-    try:
+    with patch.object(adjoints, "_cut", cut):
         yield
-    finally:
-        adjoints._cut = own
 
 
 @contextmanager
 def scaled_scores() -> Iterator[None]:
     """Scale the scores that eager attention takes the softmax of, of all layers."""
     own = RULES["softmax"]
-    RULES["softmax"] = lambda mode, func, x, *args, **others: own(
-        mode, func, SCORES * x, *args, **others
-    )
-    try:
+
+    def softmax(mode: Any, func: Any, x: Tensor, *args: Any, **others: Any) -> Any:
+        return own(mode, func, SCORES * x, *args, **others)
+
+    with patch.dict(RULES, softmax=softmax):
         yield
-    finally:
-        RULES["softmax"] = own
 
 
 def is_refused(read: Callable[[], Any]) -> bool:

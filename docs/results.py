@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.claims import beside_of, claims, row_of, shown, verdict
+from experiments.claims import beside_of, cells_of, claims, row_of, shown, verdict
 from experiments.results import load_results
 from experiments.verdicts import numbers_of_source
 
@@ -46,7 +46,6 @@ OF_THE_PROJECT = (
     "unseen_templates",
 )
 """Files that the page leaves out: about the project itself, or with a page of their own."""
-HELD = {True: "yes", False: "no", None: ""}
 INTRODUCTION = """# Results
 
 Numbers of README and these pages: command, file in `results/`, commit. Between *low* and *high* are
@@ -108,7 +107,7 @@ def _verdicts(name: str, results: Mapping[str, Any]) -> dict[str, str]:
 
 def _section(name: str, result: Mapping[str, Any], of_sources: Mapping[str, str]) -> str:
     together = _baselines(result["rows"])
-    rows = [_cells(row, together) for row in result["rows"]]
+    rows = [cells_of(row, together) for row in result["rows"]]
     for row, cells in zip(result["rows"], rows, strict=True):
         # Of sources one rule decides; what a recipe noted has other rules.
         if row["source"] is not None or row["claim"] in of_sources:
@@ -150,23 +149,6 @@ def _baselines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return [name for name, count in counts.items() if count > len(rows) / 2 and len(rows) > 1]
 
 
-def _cells(row: Mapping[str, Any], together: Sequence[str]) -> dict[str, str]:
-    value, low, high = (row[key] for key in ("value", "low", "high"))
-    unit = f" {row['unit']}" if row["unit"] else ""
-    ends = [shown(end, low, high) for end in (low, high)] if low is not None else []
-    others = {name: number for name, number in row["baselines"].items() if name not in together}
-    return {
-        "claim": row["claim"].replace("|", "/"),
-        "number": shown(value, low, high) + (unit if value is not None else ""),
-        "low…high": "…".join(ends),
-        "n": "" if row["n"] is None else f"{row['n']:,}",
-        **{name: shown(row["baselines"].get(name)) for name in together},
-        "beside": ", ".join(f"{name} {shown(number) or 'none'}" for name, number in others.items()),
-        "source": shown(row["source"]),
-        "held": HELD[row["held"]],
-    }
-
-
 def sources_page(results: Mapping[str, Any]) -> str:
     """Return the page of the sources' claims as Markdown."""
     parts = [CLAIMS_INTRODUCTION]
@@ -186,7 +168,7 @@ def _claimed(claim: Mapping[str, str], results: Mapping[str, Any]) -> tuple[str,
         blank = ("",) * 5
         return claim["claim"], *blank, claim["kind"], shown_tests, claim["where"]
     row, beside = row_of(claim, results), beside_of(claim, results)
-    cells = _cells(row, ())
+    cells = cells_of(row, ())
     next_to = ""
     if beside is not None:
         next_to = f"{beside[0]}: {shown(*beside[1:])}"

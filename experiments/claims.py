@@ -2,7 +2,7 @@
 
 import csv
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,10 @@ import pandas as pd
 from experiments.results import Row
 from experiments.verdicts import held
 
-__all__ = ["beside_of", "claims", "row_of", "shown", "table_of", "verdict"]
+__all__ = ["beside_of", "cells_of", "claims", "row_of", "shown", "table_of", "verdict"]
 
+COLUMNS = ("claim", "number", "low…high", "beside", "source", "held")
+HELD = {True: "yes", False: "no", None: ""}
 SOURCES = Path(__file__).parents[1] / "docs" / "sources.tsv"
 
 
@@ -27,24 +29,32 @@ def table_of(name: str, rows: Iterable[Row]) -> pd.DataFrame:
     of_sources = {x["row"]: x for x in claims() if x["file"] == name and x["row"] in measured}
     table = []
     for row in rows:
-        claim = of_sources.get(row.claim)
-        # What a claim compares with may be a row that another scale has.
-        known = claim is not None and claim["beside"] in {"", *row.baselines, *measured}
-        beside = (f"{key} {shown(value) or 'none'}" for key, value in row.baselines.items())
-        noted = {True: "yes", False: "no", None: ""}[row.held]
-        table.append(
-            {
-                "claim": row.claim,
-                "number": " ".join([shown(row.value, row.low, row.high), row.unit]).strip(),
-                "low…high": "…".join(
-                    shown(end, row.low, row.high) for end in (row.low, row.high) if end is not None
-                ),
-                "beside": ", ".join(beside),
-                "source": claim["source"] if claim is not None else shown(row.source),
-                "held": verdict(claim, results) if claim is not None and known else noted,
-            }
-        )
+        cells, claim = cells_of(vars(row)), of_sources.get(row.claim)
+        if claim is not None:
+            cells["source"] = claim["source"]
+            # What a claim compares with may be a row that another scale has.
+            if claim["beside"] in {"", *row.baselines, *measured}:
+                cells["held"] = verdict(claim, results)
+        table.append({name: cells[name] for name in COLUMNS})
     return pd.DataFrame(table)
+
+
+def cells_of(row: Mapping[str, Any], together: Sequence[str] = ()) -> dict[str, str]:
+    """Return the cells of a row of results; baselines in `together` have cells of their own."""
+    value, low, high = (row[key] for key in ("value", "low", "high"))
+    unit = f" {row['unit']}" if row["unit"] else ""
+    ends = [shown(end, low, high) for end in (low, high)] if low is not None else []
+    others = {name: number for name, number in row["baselines"].items() if name not in together}
+    return {
+        "claim": row["claim"].replace("|", "/"),
+        "number": shown(value, low, high) + (unit if value is not None else ""),
+        "low…high": "…".join(ends),
+        "n": "" if row["n"] is None else f"{row['n']:,}",
+        **{name: shown(row["baselines"].get(name)) for name in together},
+        "beside": ", ".join(f"{name} {shown(number) or 'none'}" for name, number in others.items()),
+        "source": shown(row["source"]),
+        "held": HELD[row["held"]],
+    }
 
 
 def claims() -> list[dict[str, str]]:

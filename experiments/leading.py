@@ -21,7 +21,6 @@ Small: 3 initialisations of 5 epochs, 15 minutes on one core. Paper: 10 of 20 ep
 from collections.abc import Iterable
 from dataclasses import replace
 from statistics import median
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -33,6 +32,7 @@ from bilens.images import accurate_ranks, class_spectra, classifier_bonds
 from bilens.nn import ImageClassifier
 from bilens.tensor import Spectrum, decompile
 from bilens.train import ClassifierTraining
+from experiments.certify import SETTINGS
 from experiments.context import Outcome, RecipeContext
 from experiments.results import Row
 
@@ -43,12 +43,6 @@ DIGIT = 3
 """Whose paths are counted."""
 SHARE, LEVEL = 0.9, 0.1
 """Of all squares of effective eigenvalues; of the largest one."""
-SETTINGS: dict[str, dict[str, Any]] = {
-    "with noise and decay": {},
-    "with decay alone": {"input_noise": 0.0},
-    "with noise alone": {"weight_decay": 0.0},
-    "with neither": {"input_noise": 0.0, "weight_decay": 0.0},
-}
 
 
 def run(context: RecipeContext) -> Outcome:
@@ -249,7 +243,7 @@ def read_row(models: Iterable[ImageClassifier], data: ImageData, name: str) -> R
         gram = tensor.output_gram()
         weights.append(float(((gram @ read.double()) * read).sum() / gram.trace()))
     return Row.of_range(
-        f"trained {name}: share of a layer's output that the logits read",
+        f"trained with {name}: share of a layer's output that the logits read",
         found,
         baselines={"of the weights' squares": median(weights)},
     )

@@ -13,7 +13,8 @@ from bilens import BilensError
 from bilens.cli import main
 from bilens.convert import save_model
 from bilens.flows import flow, lens, read_lens
-from bilens.flows.token_lens import KINDS, logit_changes
+from bilens.flows.nodes import WRITING
+from bilens.flows.token_lens import logit_changes
 from bilens.transformer import ResidualModel
 from tests.families import EACH, MIXTURES, exact_norms, family_view
 from tests.models import TOKENS, random_model, view_of
@@ -61,7 +62,7 @@ def test_at_the_answer_the_lens_of_each_node_is_its_flow(name):
     view = family_view(name)
     with exact_norms():
         through = flow(view, TEXT, "t5", minus="t7", against=OTHER, labels=0)
-        nodes = [node for node in through.nodes if node.kind in KINDS]
+        nodes = [node for node in through.nodes if node.kind in WRITING]
         kept, found = logit_changes(through, nodes)
     # All but what layers read otherwise than from the stream.
     missing = {node.place for node in nodes} - {node.place for node in kept}

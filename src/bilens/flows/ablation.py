@@ -14,7 +14,7 @@ from bilens.checks import detached
 from bilens.errors import BilensError
 from bilens.flows.fitted import Score
 from bilens.flows.graph import Flow
-from bilens.flows.nodes import Node
+from bilens.flows.nodes import WRITING, Node
 from bilens.sections import Columns, Fact, signed
 from bilens.settings import NotNegative
 from bilens.transformer import ResidualModel
@@ -86,7 +86,7 @@ def measurable(flow: Flow) -> list[Node]:
     """Return the nodes of a flow that can be exchanged in any run of the model."""
     if flow.changes_stream:
         return []
-    return [node for node in flow.nodes if node.kind in ("head", "mlp", "token")]
+    return [node for node in flow.nodes if node.kind in WRITING]
 
 
 def with_effects(model: ResidualModel, flow: Flow, count: int) -> Flow:

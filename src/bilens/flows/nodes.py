@@ -12,6 +12,8 @@ NodeKind = Literal["output", "token", "head", "mlp", "expert", "choice"]
 Sublayer = Literal["attention", "mlp"]
 LEAVES = ("token", "choice")
 """Kinds of nodes at which a flow starts."""
+WRITING = ("token", "head", "mlp")
+"""Kinds of nodes whose output can be exchanged, and carried forward, in any model."""
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,6 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from bilens.analysis import Reading
 from bilens.checks import check_sum, checked
@@ -69,6 +67,11 @@ class LensReading(Reading):
     axes: ClassVar[dict[str, str]] = {"x": "token", "y": "answer"}
     formats: ClassVar[dict[str, str]] = {"answer": "+.3f"}
 
+    @property
+    def layers(self) -> list[int]:
+        """The layers that are shown, the first one first."""
+        return list(dict.fromkeys(cell.layer for cell in self.cells))
+
     def facts(self) -> list[Fact]:
         return [
             (f"change of {self.answer}", self.value),
@@ -80,7 +83,7 @@ class LensReading(Reading):
     def columns(self) -> Columns:
         """Return a row for each cell, and for each layer their sum."""
         rows = []
-        for layer in dict.fromkeys(cell.layer for cell in self.cells):
+        for layer in self.layers:
             here = [cell for cell in self.cells if cell.layer == layer]
             for x in here:
                 rows.append((layer, self.tokens[x.position], x.answer, x.raises, x.lowers))
@@ -136,10 +139,8 @@ def read_lens(
         carried = tangents.carry(starts)
         found = LogitChanges(*tangents.logits(carried, 1))
         expected = (found.logits[0, 0] - found.logits[0, 1]).cpu().double()
-        total, size = (
-            found.changes[0].cpu().double().sum(0),
-            float(found.changes.abs().sum(1).max()),
-        )
+        total = found.changes[0].cpu().double().sum(0)
+        size = float(found.changes.abs().sum(1).max())
         check_sum(f"The change of the stream before layer {layer}", total, expected, size=size)
         errors.append(float((total - expected).abs().max() / expected.abs().max()))
         reached = tangents.at_answer(carried).tolist()
@@ -159,12 +160,3 @@ def read_lens(
         lowers=lowers,
         error=max(errors),
     )
-
-
-def shares(reading: LensReading) -> Float[Tensor, "layers positions"]:
-    """Return the change of the answer by each cell; NaN where the stream is the same."""
-    layers = list(dict.fromkeys(cell.layer for cell in reading.cells))
-    values = torch.full((len(layers), len(reading.tokens)), torch.nan)
-    for cell in reading.cells:
-        values[layers.index(cell.layer), cell.position] = cell.answer
-    return values

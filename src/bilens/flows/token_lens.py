@@ -10,17 +10,16 @@ from torch import Tensor
 
 from bilens.checks import ROUNDING, detached
 from bilens.errors import BilensError
+from bilens.flows.ablation import measurable
 from bilens.flows.graph import Flow
 from bilens.flows.labels import both_sides, token_scores
-from bilens.flows.nodes import Node
+from bilens.flows.nodes import WRITING, Node
 from bilens.flows.secants import UnknownOperationError
 from bilens.flows.tangents import Start, Tangents
 from bilens.progress import logger
 from bilens.transformer import ResidualModel
 from bilens.transformer.places import Places
 
-KINDS = ("head", "mlp", "token")
-"""Kinds of nodes whose changes are carried forward."""
 WORDS = 4
 """Most tokens that a node is said to raise, and to lower."""
 
@@ -85,7 +84,7 @@ def logit_changes(flow: Flow, nodes: Sequence[Node]) -> tuple[list[Node], LogitC
         UnknownOperationError: an operation has no rule.
     """
     for node in nodes:
-        if node.kind not in KINDS:
+        if node.kind not in WRITING:
             raise BilensError(f"node is {node.address}, expected a head, an MLP or a token")
     tangents = Tangents(flow.adjoints)
     carried = tangents.carry(starts_of(flow, nodes, tangents))
@@ -116,7 +115,7 @@ def labelled(model: ResidualModel, flow: Flow, count: int) -> Flow:
 
     Nodes have none that later layers read otherwise than from the stream.
     """
-    nodes = [node for node in flow.nodes if node.kind in KINDS][:count]
+    nodes = measurable(flow)[:count]
     if not nodes:
         return flow
     try:

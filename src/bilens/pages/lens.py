@@ -2,9 +2,11 @@
 
 from functools import partial
 
+import torch
+
 from bilens.figures.plots import heat_figure
 from bilens.figures.sheet import Figure
-from bilens.flows.stream_lens import LensReading, shares
+from bilens.flows.stream_lens import LensReading
 from bilens.pages.layout import plot_of, sections_of
 from bilens.sections import Picture, Section, Table
 
@@ -29,11 +31,13 @@ def lens_sections(reading: LensReading) -> list[Section]:
 @plot_of.register
 def lens_figure(reading: LensReading) -> Figure:
     """Draw the token that each cell raises most, the last layer on top."""
-    layers = list(dict.fromkeys(cell.layer for cell in reading.cells))[::-1]
-    values = shares(reading).flip(0)
+    layers = reading.layers[::-1]
+    values = torch.full((len(layers), len(reading.tokens)), torch.nan)  # blank: equal streams
     words = [[""] * len(reading.tokens) for _ in layers]
     for cell in reading.cells:
-        words[layers.index(cell.layer)][cell.position] = (cell.raises or ("",))[0]
+        row = layers.index(cell.layer)
+        values[row, cell.position] = cell.answer
+        words[row][cell.position] = (cell.raises or ("",))[0]
     # Positions before the first change are left out.
     first = min(cell.position for cell in reading.cells)
     return heat_figure(
