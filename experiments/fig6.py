@@ -14,8 +14,9 @@ digit itself in P+ and N-, sharp in the first and vague in the second, and other
 N+. Recorded is the share of top images that are of the digit itself, three images for each of the
 first four eigenvectors of a kind.
 
-Both scales do the same, with seed 0. Training takes about 2 minutes on one core, everything else
-seconds.
+Drawn are 6, which both versions of the source show, 9 of its first, and 1, of the first model.
+
+Small: 3 initialisations, about 2 minutes for each on one core. Paper: 5.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,50 +36,42 @@ from experiments.context import Outcome, RecipeContext
 from experiments.curves import BLUE, RED
 from experiments.results import Row
 
-SEEDS = (1, 1)
+SEEDS = (3, 5)
 """Initialisations at either scale."""
 TRAINING = ClassifierTraining(epochs=8, decay=0.7)
-DRAWN, SHOWN = (3, 6, 8), 4
+DRAWN, SHOWN = (1, 6, 9), 4
 ROOT, STEP, GAP, LABEL, THICKEST = 0.15, 1.5, 1.08, 0.34, 7.0
 Branches = Mapping[str, tuple[float, Spectrum]]
 
 
 def run(context: RecipeContext) -> Outcome:
     """Follow the outermost eigenvectors of each digit."""
-    data = context.mnist
-    (model,) = context.classifiers(data, TRAINING, context.seed_range(SEEDS)[:1], layers=2)
-    first, last = model.tensors()
-    spectra = last.interaction(output=range(data.n_classes)).eigh()
-    figures: dict[str, Figure] = {}
-    digits: dict[str, Any] = {}
-    for label, name in enumerate(data.class_names):
-        parts = branches(spectra[label], first, data.test_images)
-        digits[name] = {
-            "prominence": prominence(spectra[label]),
-            "own_digit_share": own_shares(parts, data, label),
-        }
-        if label in DRAWN:
-            title = f"The last layer's spectrum of {name}"
-            figures[f"spectrum-{label}"] = spectrum_figure(spectra[label], title=title)
-            figures[f"branches-{label}"] = _drawing(parts, data, name)
-    numbers: dict[str, Any] = {
-        "accuracy": model.accuracy(data.test_images, data.test_labels),
-        "own_digit_share": _means([digit["own_digit_share"] for digit in digits.values()]),
-        "prominence": _means([digit["prominence"] for digit in digits.values()]),
-        "digits": digits,
-    }
+    data, figures = context.mnist, dict[str, Figure]()
+    models = context.classifiers(data, TRAINING, context.seed_range(SEEDS), layers=2)
+    of_models = list[dict[str, dict[str, Any]]]()
+    for model in models:
+        first, last = model.tensors()
+        spectra = last.interaction(output=range(data.n_classes)).eigh()
+        digits = dict[str, dict[str, Any]]()
+        for label, name in enumerate(data.class_names):
+            parts = branches(spectra[label], first, data.test_images)
+            digits[name] = {
+                "prominence": prominence(spectra[label]),
+                "own_digit_share": own_shares(parts, data, label),
+            }
+            if label in DRAWN and model is models[0]:
+                title = f"The last layer's spectrum of {name}"
+                figures[f"spectrum-{label}"] = spectrum_figure(spectra[label], title=title)
+                figures[f"branches-{label}"] = _drawing(parts, data, name)
+        of_models.append(digits)
+    accuracies = [model.accuracy(data.test_images, data.test_labels) for model in models]
+    ratios, shares = (_means(of_models, key) for key in ("prominence", "own_digit_share"))
     rows = [
-        Row("accuracy", 100 * numbers["accuracy"], n=1, unit="%"),
-        *(
-            Row(f"first eigenvalue over the second, {name}", value, n=data.n_classes)
-            for name, value in numbers["prominence"].items()
-        ),
-        *(
-            Row(f"images of the own digit among those of {name}", share, n=data.n_classes)
-            for name, share in numbers["own_digit_share"].items()
-        ),
+        Row.of_shares("accuracy", accuracies, scale=100, unit="%"),
+        *(Row.of(f"first eigenvalue over the second, {name}", ratios[name]) for name in ratios),
+        *(Row.of_shares(f"images of the own digit among those of {x}", shares[x]) for x in shares),
     ]
-    return Outcome(numbers, figures, rows=rows)
+    return Outcome({"accuracies": accuracies, "models": of_models}, figures, rows=rows)
 
 
 def branches(
@@ -121,10 +114,14 @@ def own_shares(parts: Branches, data: ImageData, label: int) -> dict[str, float]
     return shares
 
 
-def _means(digits: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return means over digits; a digit may lack a key."""
-    keys = sorted({key for digit in digits for key in digit})
-    return {key: fmean(digit[key] for digit in digits if key in digit) for key in keys}
+def _means(of_models: Sequence[Mapping[str, Any]], key: str) -> dict[str, list[float]]:
+    """Return the mean over digits for each model, of each number; a digit may lack one."""
+    digits = [[digit[key] for digit in of_model.values()] for of_model in of_models]
+    names = sorted({name for of_model in digits for digit in of_model for name in digit})
+    return {
+        name: [fmean(digit[name] for digit in of_model if name in digit) for of_model in digits]
+        for name in names
+    }
 
 
 def _drawing(parts: Branches, data: ImageData, name: str) -> Figure:

@@ -96,8 +96,9 @@ class Row:
     @classmethod
     def of_range(cls, claim: str, values: Sequence[float], **others: Any) -> "Row":
         """Return the row of the median of several samples, with the least and the largest."""
-        low, high = min(values), max(values)
-        return cls(claim, float(torch.tensor(values).median()), low, high, len(values), **others)
+        sample = torch.tensor(values, dtype=torch.float64)
+        low, middle, high = (float(of(sample)) for of in (torch.min, torch.median, torch.max))
+        return cls(claim, middle, low, high, len(values), **others)
 
     @classmethod
     def of_share(cls, claim: str, values: Sequence[bool], **others: Any) -> "Row":

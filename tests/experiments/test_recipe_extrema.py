@@ -2,7 +2,7 @@ from itertools import combinations
 
 import torch
 from experiments.context import RecipeContext
-from experiments.extrema import local_maxima, run
+from experiments.extrema import in_random_directions, local_maxima, run
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -73,6 +73,17 @@ def test_the_recipe_counts_the_maxima_of_each_class(tmp_path, monkeypatch):
     outcome = run(RecipeContext("small", tmp_path))
     classes = outcome.numbers["classes"]
     assert list(classes) == list(digits().class_names)
-    assert all(1 <= found["maxima"] <= 64 for found in classes.values())
-    assert all(found["values"] == sorted(found["values"])[::-1] for found in classes.values())
-    assert len(outcome.figures["maxima"].axes[0].images) >= 10
+    for kind, sign in (("maxima", 1), ("minima", -1)):
+        for found in (of_class[kind] for of_class in classes.values()):
+            assert 1 <= found["count"] <= 64
+            heights = [sign * value for value in found["values"]]
+            assert heights == sorted(heights)[::-1]
+        assert len(outcome.figures[kind].axes[0].images) >= 10
+
+
+def test_random_directions_keep_eigenvalues():
+    forms = random_tensor(12, 8, 3, 5).interaction(output=range(3))
+    for number, turned in enumerate(in_random_directions(forms)):
+        Q, P = forms[number].dense(), turned.dense()
+        assert close(torch.linalg.eigvalsh(P), torch.linalg.eigvalsh(Q))
+        assert not close(P, Q)

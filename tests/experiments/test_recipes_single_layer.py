@@ -11,7 +11,7 @@ import pytest
 import torch
 from experiments.context import Outcome, RecipeContext
 from experiments.curves import confidence_line, line_figure, picture_figure, spread_line
-from experiments.fig2 import eigenvalue_rank_of_most_active
+from experiments.fig2 import FOUR, on_fours, rank_of_most_active
 from experiments.fig3 import needed_under
 from experiments.fig4 import matches, positive_vectors, similarity_curves
 from experiments.fig5 import border_share
@@ -28,8 +28,7 @@ from tests.nightly import nightly
 from tests.tensor.factors import normal
 
 FIGURES = {
-    "fig2": {f"{name}-{label}" for name in ("mnist", "fashion_mnist") for label in (0, 1)}
-    | {"spectrum-1", "eigenvectors-1"},
+    "fig2": {"eigenvectors", "spectrum-1", "eigenvectors-1"},
     "fig3": {"truncation"},
     "fig4": {"similarity", "digit-3"},
     "fig5": {"eigenvectors", "accuracy", "effective_rank"},
@@ -88,7 +87,16 @@ def test_figure_2_counts_ranks_by_eigenvalue():
     for most in (1, 2, 3):
         x = torch.zeros(5, 4)
         x[:, [0, most]] = 1.0
-        assert eigenvalue_rank_of_most_active(spectrum, SimpleNamespace(test_images=x)) == most
+        assert rank_of_most_active(spectrum, SimpleNamespace(test_images=x)) == most
+
+
+def test_figure_2_counts_fours_and_what_the_first_negative_takes_there():
+    spectrum = Spectrum(torch.tensor([-2.0, 3.0, 1.0]), torch.eye(3), torch.zeros(3))
+    x = torch.tensor([[0.0, 5, 0], [1, 4, 0], [2, 3, 9], [9, 1, 0]])
+    data = SimpleNamespace(test_images=x, test_labels=torch.tensor([1, FOUR, FOUR, 1]))
+    share, taken = on_fours(spectrum, data)
+    assert share == pytest.approx(2 / 3)
+    assert taken == pytest.approx(2 * (1 + 4) / (3 * (16 + 9)))
 
 
 def test_figure_3_stays_strictly_under():
