@@ -73,6 +73,18 @@ def test_at_the_answer_the_lens_of_each_node_is_its_flow(name):
         assert math.isclose(at_answer, node.flow, abs_tol=1e-6 * through.absolute)
 
 
+@pytest.mark.parametrize("name", EACH)
+def test_a_small_change_of_large_logits_is_not_refused_for_rounding(name):
+    view = family_view(name, dtype=torch.float32)
+    if name == READ_OTHERWISE:
+        return
+    with torch.no_grad():
+        rows = view.places.embed.weight
+        rows[14], rows[5] = rows[4] + 1e-3 * rows[14], rows[7] + 1e-3 * rows[5]
+    reading = read_lens(view, TEXT, OTHER)
+    assert reading.error < 0.01
+
+
 @given(
     seed=st.integers(0, 2**16), token=st.integers(0, 29), target=st.sampled_from(["mlp", "head"])
 )

@@ -15,7 +15,7 @@ import bilens
 from bilens.circuits import circuit
 from bilens.convert import process, save_model
 from bilens.errors import BilensError
-from bilens.flows import Question, flow, read_pairs, remove
+from bilens.flows import Question, flow, read_lens, read_pairs, remove
 from bilens.language import TokenDirection
 from bilens.shipped import task_names
 from bilens.testing import check_family
@@ -61,6 +61,15 @@ def test_a_flow_between_two_texts_adds_up(package):
     expected = float(logits[0][token] - logits[0][minus] - logits[1][token] + logits[1][minus])
     flows = flow(model, ids, direction, against=before, labels=0)
     assert leaves(flows) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("package", MODELS)
+def test_no_lens_between_texts_of_the_tasks_is_refused_for_rounding(package):
+    model = opened(package)
+    for task in task_names():
+        asked = read_pairs(model, task)[0]
+        if len(model.ids(asked.text)) == len(model.ids(asked.against)):
+            assert read_lens(model, asked.text, asked.against, layers=2).error < 1e-4
 
 
 def test_nodes_are_removed_together_as_by_own_hooks():
