@@ -69,6 +69,7 @@ OTHERS = {
     "diff model tuned --prompt 't3 t4 t5' --token t6": (
         "prompt='t3 t4 t7' token=t7 minus=t8 against='t3 t8 t5' target=probability undo=1 orders=1"
     ),
+    "diff model tuned --questions questions.tsv": "questions=others.tsv undo=1 orders=1",
     ONE: OF_CIRCUIT,
     PAIRS: OF_CIRCUIT,
     f"{PAIRS} --level parts": OF_CIRCUIT.replace("=parts", "=stages"),

@@ -236,7 +236,7 @@ PRIVATE_NAMES = {
     "configurations of transformers 5.23": "_attn_implementation",
     "cached_file of transformers 5.23": "_raise_exceptions_for_missing_entries",
     "modules that accelerate 1.15 has dispatched": "_hf_hook",
-    "huggingface_hub 1.0; named tuples of Python": "_hub_mixin_config _replace _fields",
+    "huggingface_hub 1.0; named tuples of Python": "_hub_mixin_config _replace",
 }
 """By the version of the library that has them; a new one may take them away."""
 

@@ -1,6 +1,6 @@
 """Analyses of language models: their options, and calls of what computes."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 from bilens.analysis import Reading, analysis
@@ -111,17 +111,19 @@ def diff(
     model: "transformer.ResidualModel",
     *,
     tuned: Positional,
-    prompt: str,
-    token: str,
+    prompt: str = "",
+    token: str = "",
     minus: str = "",
-    against: str | None = None,
+    against: str = "",
     target: Target = "logit",
+    questions: str = "",
     undo: tuple[int, ...] = (),
     orders: Annotated[int, Between(0)] = 0,
 ) -> Reading:
     """Split the change of an answer by tuning, exactly over the weights that differ.
 
         bilens diff base tuned --prompt "The capital of France is" --token " Paris" --minus " Rome"
+        bilens diff base tuned --questions questions.tsv --undo 10
 
     Args:
         model: The model before tuning.
@@ -131,20 +133,48 @@ def diff(
         minus: Tokens whose mean is subtracted, separated by commas.
         against: A second text for the base model, of as many tokens; by default the prompt.
         target: The logit, the log-probability or the probability.
+        questions: File with a line for each question, its columns separated by tabs: the text, the
+            token, tokens to subtract (separated by commas) and the second text; or as a header
+            says; or the name of a task that comes with bilens. Each weight's share has an interval.
         undo: Numbers of the strongest weights, such as 5 20; what is lost without them is measured.
         orders: Number of random orders from which the Shapley value of each layer is measured.
     """
     from dataclasses import replace as with_fields
 
+    from bilens.flows import ModelDiff, ModelDiffs, diffs
     from bilens.flows import diff as split
 
     answer, others = token_list(token), token_list(minus)
-    reading = split(model, tuned, prompt, answer, others, against=against, target=target)
+    one_question = {"token": token, "minus": others, "against": against}
+    one_question["target"] = target if target != "logit" else ""
+    _check_asked(prompt, questions, one_question)
+    reading: ModelDiff | ModelDiffs
+    if questions:
+        reading = diffs(model, tuned, questions)
+    else:
+        second = against or None
+        reading = split(model, tuned, prompt, answer, others, against=second, target=target)
     return with_fields(
         reading,
         undone=tuple(reading.undo(k) for k in undo),
         shapley=reading.measure(orders) if orders else {},
     )
+
+
+def _check_asked(prompt: str, questions: str, one_question: Mapping[str, object]) -> None:
+    """Raise unless either a prompt asks or a file, which has the fields of one question."""
+    if bool(questions) == bool(prompt):
+        problem = "prompt and questions both ask" if prompt else "nothing is asked"
+        raise BilensError(
+            f"{problem}; expected either --prompt TEXT with its --token, or --questions FILE"
+        )
+    # Options of one way to ask beside the other.
+    for name, value in one_question.items():
+        if questions and value:
+            raise BilensError(
+                f"{name}={value!r} has no effect beside questions, whose lines have their own; "
+                "leave it out"
+            )
 
 
 @analysis("circuit")
@@ -199,20 +229,8 @@ def circuit(
     from bilens import circuits
     from bilens.flows import Question, read_pairs
 
-    if bool(questions) == bool(prompt):
-        problem = "prompt and questions both ask" if prompt else "nothing is asked"
-        raise BilensError(
-            f"{problem}; expected either --prompt TEXT with --token and --against, or "
-            "--questions FILE"
-        )
-    # Options of one way to ask beside the other.
     one_question = {"token": token, "minus": token_list(minus), "against": against}
-    for name, value in one_question.items():
-        if questions and value:
-            raise BilensError(
-                f"{name}={value!r} has no effect beside questions, whose lines have their own; "
-                "leave it out"
-            )
+    _check_asked(prompt, questions, one_question)
     asked = (
         read_pairs(model, questions, any_length=True)
         if questions

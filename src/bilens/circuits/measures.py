@@ -9,9 +9,9 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from bilens.circuits.cases import Cases
-from bilens.circuits.interval import Interval
 from bilens.circuits.patching import exchanged_each, parts_in
 from bilens.circuits.search import KEEP, Found, Scores, necessary, search_circuit
+from bilens.flows.interval import Interval
 from bilens.transformer.changes import Part
 
 

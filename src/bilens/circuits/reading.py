@@ -20,13 +20,13 @@ from bilens.circuits.case import check_apart, different
 from bilens.circuits.cases import Cases
 from bilens.circuits.controls import nonsense, verdict
 from bilens.circuits.cuts import Cuts, direction_tokens, find_cuts
-from bilens.circuits.interval import LEAST
 from bilens.circuits.measures import Circuit, Measured, Split, find_circuit, part_effects
 from bilens.circuits.patching import parts_in
 from bilens.circuits.search import HIGHEST, KEEP, LARGEST
 from bilens.circuits.stages import Stages, find_stages
 from bilens.errors import BilensError
 from bilens.flows.fitted import token_hints
+from bilens.flows.interval import LEAST
 from bilens.flows.question import Question
 from bilens.flows.sources import AnyModel, Questions, as_questions, opened
 from bilens.language.names import in_words, shown_tokens

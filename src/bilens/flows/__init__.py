@@ -1,6 +1,7 @@
 """An exact split of an answer on a text, or between two, through every layer of a model."""
 
 from bilens.flows.ablation import Ablation, measure, remove
+from bilens.flows.both_models import BothModels
 from bilens.flows.fitted import answered
 from bilens.flows.graph import Flow
 from bilens.flows.nodes import Node
@@ -10,20 +11,23 @@ from bilens.flows.sources import as_questions, read_pairs
 from bilens.flows.split import adjoints_of, flow
 from bilens.flows.stream_lens import LensReading, read_lens
 from bilens.flows.token_lens import lens
-from bilens.flows.tuning import ModelDiff, diff
+from bilens.flows.tuning import ModelDiff, ModelDiffs, diff, diffs
 
 __all__ = [
     "Ablation",
+    "BothModels",
     "Flow",
     "FlowReading",
     "LensReading",
     "ModelDiff",
+    "ModelDiffs",
     "Node",
     "Question",
     "adjoints_of",
     "answered",
     "as_questions",
     "diff",
+    "diffs",
     "flow",
     "lens",
     "measure",

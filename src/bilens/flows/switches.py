@@ -12,6 +12,9 @@ The switch is one more activation, so the rules between two texts are exact as t
 
 and the gradient at s is the flow of the weight. Linear maps run in a cheaper form of the same sum,
 which keeps no difference of weights.
+
+With s a number between 0 and 1 in all texts and torch's own derivatives, the same gradient is that
+of the metric along the change of the weight, between both models.
 """
 
 from collections import defaultdict
@@ -26,6 +29,7 @@ from torch.nn import functional
 
 from bilens.flows.rules import CALLED, READ, Rules, is_live, make_leaf, mark, tensors_in
 from bilens.flows.secants import Multiply, UnknownOperationError, keep, kept
+from bilens.transformer.maps import working_dtype
 
 BILINEAR = ("conv1d", "conv2d", "einsum", "matmul", "rmatmul", "bmm", "mm")
 """Operations that are linear in an activation and in a weight."""
@@ -39,7 +43,7 @@ class WeightPair:
 
     Attributes:
         name: name of the parameter, or of several, joined by +.
-        tuned: the weight of the first half.
+        tuned: the weight of the first half, in the numbers that it is stored in.
         base: the weight of the second half.
         factors: A and B of a low-rank change, tuned = base + B A; None for any change.
     """
@@ -48,6 +52,38 @@ class WeightPair:
     tuned: Tensor
     base: Tensor
     factors: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def relative_size(self) -> float:
+        """The norm of the difference over that of the base model's weight."""
+        base = self.base.detach().to(working_dtype(self.base.dtype))
+        change = self.tuned.detach().to(base) - base
+        return float(change.norm() / base.norm().clamp_min(1e-12))
+
+    def mapped(
+        self, x: Float[Tensor, "*tokens columns"], at: float
+    ) -> Float[Tensor, "*tokens rows"]:
+        """Return x W', W between both: base at 0, tuned at 1."""
+        if at == 1:
+            return functional.linear(x, self.tuned)
+        y = functional.linear(x, self.base)
+        if at == 0:
+            return y
+        if self.factors is None:
+            return y + at * (functional.linear(x, self.tuned) - y)
+        A, B = self.factors
+        return y + at * functional.linear(functional.linear(x, A), B)
+
+    def pulled(
+        self, g: Float[Tensor, "*tokens rows"]
+    ) -> tuple[Float[Tensor, "*tokens columns"], Float[Tensor, "*tokens columns"]]:
+        """Return g W of the base model, and g times the change of the weight."""
+        # In a backward pass, where nothing else widens or moves what is stored.
+        of_base = g @ self.base.detach().to(g)
+        if self.factors is not None:
+            A, B = self.factors
+            return of_base, g @ B @ A
+        return of_base, g @ self.tuned.detach().to(g) - of_base
 
 
 @dataclass(frozen=True)
@@ -75,8 +111,7 @@ class PairLinear(torch.autograd.Function):
         ctx.pair, ctx.note = pair, note
         keep(ctx, x)
         first, second = x.chunk(2)
-        of_first = functional.linear(first, pair.tuned)
-        return torch.cat([of_first, functional.linear(second, pair.base)])
+        return torch.cat([pair.mapped(first, 1), pair.mapped(second, 0)])
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:
@@ -84,22 +119,43 @@ class PairLinear(torch.autograd.Function):
         g = g.chunk(2)[0]
         first, second = x.chunk(2)
         mean_x = (first + second) / 2
-        by_tuned, by_base = g @ pair.tuned, g @ pair.base
+        of_base, of_change = pair.pulled(g)
         ranks = None
         if pair.factors is not None:
             A, B = pair.factors
             ranks = (mean_x @ A.T) * (g @ B)
-        ctx.note(pair.name, LinearFlow((by_tuned - by_base) * mean_x, ranks))
-        w = (by_tuned + by_base) / 2
+        ctx.note(pair.name, LinearFlow(of_change * mean_x, ranks))
+        w = of_base + of_change / 2
         return torch.cat([w, -w]), None, None
 
 
+class LinearBetween(torch.autograd.Function):
+    """x W' with a weight between both models, and the derivative along the change of the weight."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, pair: WeightPair, at: float, note: Callable[..., None]
+    ) -> Tensor:
+        ctx.pair, ctx.at, ctx.note = pair, at, note
+        keep(ctx, x)
+        return pair.mapped(x, at)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None, None]:
+        (x,) = kept(ctx)
+        of_base, of_change = ctx.pair.pulled(g)
+        ctx.note(ctx.pair.name, LinearFlow(of_change * x))
+        return of_base + ctx.at * of_change, None, None, None
+
+
 class SwitchedRules(Rules):
-    """Rules of a pass in whose halves some weights differ.
+    """Rules of a pass in whose halves some weights differ, or of a model between both.
 
     Args:
         texts: number of texts, the first half of which runs with the tuned weights.
         pairs: weights by the number (`id`) of the parameter of the model that runs.
+        at: None for both models. A number for one between them, all of whose weights are changed as
+            far, 0 for the base model, 1 for the tuned one: the rules are torch's derivatives then.
 
     Attributes:
         linear: flows of linear maps by the name of their weight, once the backward pass is run.
@@ -107,8 +163,11 @@ class SwitchedRules(Rules):
         embeddings: starts of the flow of tokens.
     """
 
-    def __init__(self, texts: int, pairs: Mapping[int, WeightPair]) -> None:
+    def __init__(
+        self, texts: int, pairs: Mapping[int, WeightPair], at: float | None = None
+    ) -> None:
         super().__init__(texts)
+        self.at = at
         self.linear: dict[str, list[LinearFlow]] = defaultdict(list)
         self.switches: dict[str, list[Tensor]] = defaultdict(list)
         self.embeddings: list[Tensor] = []
@@ -134,7 +193,7 @@ class SwitchedRules(Rules):
         kwargs = {name: self._of_base(x) for name, x in (kwargs or {}).items()}
         tensors = [*tensors_in((*args, *kwargs.values()))]
         if self.paused or not any(self.pair(x) for x in tensors):
-            return super().__torch_function__(func, types, args, kwargs)
+            return self._other(func, types, args, kwargs)
         name = getattr(func, "__name__", str(func))
         name = CALLED.get(name, name)
         if name == "embedding":
@@ -153,8 +212,18 @@ class SwitchedRules(Rules):
             like = next(filter(is_live, tensors))
             args = [self._activations(x, like) for x in args]
             kwargs = {key: self._activations(x, like) for key, x in kwargs.items()}
-            return super().__torch_function__(func, types, args, kwargs)
+            return self._other(func, types, args, kwargs)
         mark(result)
+        return result
+
+    def _other(self, func: Any, types: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Return the result of an operation on activations and on weights that are the same."""
+        if self.at is None:
+            return super().__torch_function__(func, types, args, kwargs)
+        if func is torch._C._set_grad_enabled:  # derivatives pass `no_grad` of the model's code
+            return None
+        result = func(*args, **kwargs)
+        mark((result, *args[:1]))
         return result
 
     def _of_weights(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -177,12 +246,16 @@ class SwitchedRules(Rules):
                 self._pairs[id(base)] = WeightPair("+".join(names), of_tuned, base)
         return result
 
-    def _switch(self, name: str, like: Tensor, axes: int) -> Tensor:
-        """Return a switch with the axes of texts and some more of an activation."""
-        s = like.new_zeros(*like.shape[:axes], *[1] * (like.dim() - axes))
-        s[: len(s) // 2] = 1
-        self.switches[name].append(make_leaf(s))
-        return self.switches[name][-1]
+    def _switched(self, name: str, change: Tensor, axes: int) -> Tensor:
+        """Return a change times a switch, with its axes of texts and some more."""
+        s = change.new_zeros(*change.shape[:axes], *[1] * (change.dim() - axes))
+        if self.at is None:
+            s[: len(s) // 2] = 1
+        else:
+            s += self.at
+        switch = make_leaf(s)
+        self.switches[name].append(switch)
+        return Multiply.apply(switch, change) if self.at is None else switch * change
 
     def _activations(self, value: Any, like: Tensor) -> Any:
         """Return weights that differ as activations, with the axis of texts of another one."""
@@ -200,7 +273,7 @@ class SwitchedRules(Rules):
                     f"shape {tuple(like.shape)} is none that a switch is known for"
                 )
             base, change = (x.view(shape).expand(len(like), *shape[1:]) for x in (base, change))
-        switched = base + Multiply.apply(self._switch(pair.name, change, change.dim()), change)
+        switched = base + self._switched(pair.name, change, change.dim())
         mark(switched)
         return switched
 
@@ -214,7 +287,7 @@ class SwitchedRules(Rules):
             return of_base
         parts = [make_leaf(x) for x in (of_base, change)]
         self.embeddings += parts
-        return parts[0] + Multiply.apply(self._switch(pair.name, change, 2), parts[1])
+        return parts[0] + self._switched(pair.name, parts[1], 2)
 
     def _linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         pair = self.pair(weight)
@@ -229,7 +302,11 @@ class SwitchedRules(Rules):
             return y + bias
 
     def _mapped(self, x: Tensor, pair: WeightPair) -> Tensor:
-        y: Tensor = PairLinear.apply(x, pair, lambda name, flow: self.linear[name].append(flow))
+        note = lambda name, flow: self.linear[name].append(flow)  # noqa: E731
+        if self.at is None:
+            y = PairLinear.apply(x, pair, note)
+        else:
+            y = LinearBetween.apply(x, pair, self.at, note)
         mark(y)
         return y
 
@@ -255,7 +332,7 @@ class SwitchedRules(Rules):
             plain[at] = weight
             with self:
                 both.append(func(*plain, **others))
-        y = both[0] + Multiply.apply(self._switch(pair.name, both[1], 2), both[1])
+        y = both[0] + self._switched(pair.name, both[1], 2)
         mark(y)
         if bias is None:
             return y

@@ -10,7 +10,6 @@ import torch
 
 from bilens.circuits.asked import Asked
 from bilens.circuits.cuts import Cuts
-from bilens.circuits.interval import Interval
 from bilens.circuits.measures import Circuit, Measured
 from bilens.circuits.patching import parts_in
 from bilens.circuits.reading import SHOWN, Answer, CircuitReading, TaskAnswer
@@ -18,6 +17,7 @@ from bilens.circuits.search import HIGHEST
 from bilens.circuits.stages import Stages
 from bilens.figures.plots import count_axis, heat_figure
 from bilens.figures.sheet import CHART, LINE, Figure, add_legend, new_figure, styled
+from bilens.flows.interval import Interval
 from bilens.pages.graph import NARROW
 from bilens.pages.layout import plot_of, record_of, sections_of
 from bilens.pages.stages import stages_figure

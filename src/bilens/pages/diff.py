@@ -2,12 +2,15 @@
 
 import re
 from functools import partial
+from typing import Any
 
 import torch
 
 from bilens.figures.plots import heat_figure
 from bilens.figures.sheet import Figure
-from bilens.flows.tuning import ModelDiff, Undone, layer_of
+from bilens.flows.both_models import layer_of
+from bilens.flows.interval import interval_columns
+from bilens.flows.tuning import DiffReading
 from bilens.pages.layout import plot_of, sections_of
 from bilens.sections import Picture, Section, Table
 
@@ -17,29 +20,37 @@ PLACES = r"\d+|weight|layers|model|h|transformer"
 
 
 @sections_of.register
-def diff_sections(reading: ModelDiff) -> list[Section]:
+def diff_sections(reading: DiffReading) -> list[Section]:
     """Return the map of weights by layer, and the strongest weights with what they read."""
     frame = reading.frame().head(SHOWN)
     measured = []
     if reading.undone:
-        rows = {name: [getattr(row, name) for row in reading.undone] for name in Undone._fields}
-        formats = dict.fromkeys(("lost", "won", "lost_by_size"), ".2f")
+        done = [x for of_number in reading.undone for x in of_number.items()]
+        rows = {"weights": [x.weights for _, x in done], "chosen by": [by for by, _ in done]}
+        rows |= interval_columns("lost", [x.lost for _, x in done])
+        rows |= interval_columns("won", [x.won for _, x in done])
         text = (
-            "Shares of the change on the text: lost by the tuned model without the strongest "
-            "weights, won by the base model with only these, and lost without as many weights "
-            "whose difference is the largest."
+            "Shares of the change on the texts, with intervals over questions: lost by the tuned "
+            "model without some weights, and won by the base model with only these. Flows choose "
+            "the strongest, and their rivals as many."
         )
+        formats = dict.fromkeys([*rows][2:], ".2f")
         measured.append(Section("What undoing them does", text, [[Table(rows, "", formats)]]))
-    if reading.shapley:
-        layers = reading.layers()
-        table = {
-            "layer": [*reading.shapley],
-            "Shapley value": [*reading.shapley.values()],
-            "flow": [layers[layer] for layer in reading.shapley],
-        }
-        text = "The mean change by a layer's weights over random orders, in runs of the model."
-        formats = {"Shapley value": "+.3f", "flow": "+.3f"}
-        measured.append(Section("Measured by layer", text, [[Table(table, "", formats)]]))
+    if reading.weights:
+        layers = reading.models.layers
+        table: dict[str, list[Any]] = {"layer": [*layers], "flow": [*reading.layers().values()]}
+        if reading.value:
+            table |= interval_columns("share", [reading.share(names) for names in layers.values()])
+        text = "The flow of each layer's weights, and its share, with an interval over questions."
+        if reading.shapley:
+            table["Shapley value"] = [*reading.shapley.values()]
+            text += (
+                " The Shapley value is the mean change over random orders, in runs of the model."
+            )
+        formats = dict.fromkeys([*table][2:], ".1%") | dict.fromkeys(
+            ("Shapley value", "flow"), "+.3f"
+        )
+        measured.append(Section("By layer", text, [[Table(table, "", formats)]]))
     return [
         Section(
             reading.title,
@@ -49,9 +60,9 @@ def diff_sections(reading: ModelDiff) -> list[Section]:
         ),
         Section(
             "The strongest weights",
-            "The flow of each weight, its share of the change, and the token at which most of it "
-            f"is read. {len(reading.weights):,} weights differ; their flows, with those of tokens "
-            f"and choices, add up to {reading.value:+.4f}.",
+            "The flow of each weight, its share of the change, and of one question the token at "
+            f"which most of it is read. {len(reading.weights):,} weights differ; their flows, with "
+            f"those of tokens and choices, add up to {reading.value:+.4f}.",
             [[Table(frame, "", reading.formats)]],
         ),
         *measured,
@@ -65,7 +76,7 @@ def diff_sections(reading: ModelDiff) -> list[Section]:
 
 
 @plot_of.register
-def diff_figure(reading: ModelDiff) -> Figure:
+def diff_figure(reading: DiffReading) -> Figure:
     """Draw the flow of weights by layer and by kind of weight."""
     kinds = list(dict.fromkeys(kind_of(name) for name in reading.weights))
     layers = sorted({layer_of(name) for name in reading.weights})

@@ -6,7 +6,7 @@ import torch
 from benchmarks.coverage import KINDS, SIZES, covered
 from scipy import stats
 
-from bilens.circuits.interval import Interval, t_quantile
+from bilens.flows.interval import Interval, t_quantile
 
 
 def test_an_interval_holds_the_shares_within_t_standard_errors():

@@ -1,5 +1,6 @@
 """An interval of 95 % of a share: the ratio of two means over questions."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -49,6 +50,15 @@ class Interval:
     def __str__(self) -> str:
         spread = "" if self.low is None else f" [{self.low:z.0%}, {self.high:z.0%}]"
         return f"{self.value:z.0%}{spread}"
+
+
+def interval_columns(name: str, shares: Sequence[Interval]) -> dict[str, list[float | None]]:
+    """Return columns of a table: shares, and the ends of their intervals where any has them."""
+    columns: dict[str, list[float | None]] = {name: [share.value for share in shares]}
+    if any(share.low is not None for share in shares):
+        columns[f"{name}, low"] = [share.low for share in shares]
+        columns[f"{name}, high"] = [share.high for share in shares]
+    return columns
 
 
 def t_quantile(degrees: int) -> float:

@@ -1,0 +1,152 @@
+"""Two models on many questions: batches, derivatives between both, Shapley values, and undoing."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch.func import functional_call
+
+from bilens import BilensError
+from bilens.flows import Question, diff, diffs
+from bilens.flows.both_models import BothModels
+from bilens.flows.interval import Interval
+from bilens.transformer import ResidualModel
+from tests.families import EACH, MIXTURES, exact_norms, family_view
+from tests.flows.test_diff import FLOAT32, UNKNOWN, tuned_from
+from tests.models import TOKENS, random_model
+from tests.nightly import nightly
+
+QUESTIONS = [
+    Question("t3 t9 t4 t2 t7", "t5", "t7"),
+    Question("t3 t9 t4", ("t5", "t8"), ("t7", "t9", "t1"), target="log-probability"),
+    Question("t1 t2 t9 t2 t6", "t8", "t4", against="t1 t2 t5 t2 t6"),
+    Question("t9 t2 t9", "t5", "t7"),
+    Question("t3 t9 t5 t2 t8", ("t1", "t5")),
+]
+
+
+def a_view(name: str) -> ResidualModel:
+    return family_view(name)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", *nightly(list(MIXTURES), ["qwen3-experts"])])
+def test_many_questions_are_each_alone(name):
+    view = a_view(name)
+    other = tuned_from(view)
+    with exact_norms():
+        table = diffs(view, other, QUESTIONS)
+        alone = [
+            diff(view, other, q.text, q.tokens, q.minus, against=q.against or None, target=q.target)
+            for q in QUESTIONS
+        ]
+    allowed = 1e-5 if name.startswith(FLOAT32) else 1e-9
+    for number, reading in enumerate(alone):
+        assert torch.allclose(table.values[:, number], reading.values[:, 0], atol=allowed, rtol=0)
+        assert torch.allclose(table.flows[number], reading.flows[0], atol=allowed, rtol=0)
+        assert math.isclose(float(table.rest[number]), float(reading.rest), abs_tol=allowed)
+    # Each counts by its own change, whatever its direction.
+    sizes = [abs(reading.value) for reading in alone]
+    assert math.isclose(table.value, sum(sizes) / len(sizes), abs_tol=allowed)
+    rest = float((table.signs * table.rest).mean())
+    assert math.isclose(sum(table.weights.values()) + rest, table.value, abs_tol=10 * allowed)
+
+
+def dense_slopes(models: BothModels, at: float) -> torch.Tensor:
+    """The derivative of each metric along the change of each weight, a question at a time."""
+    rows = []
+    for fitted in models.asked:
+        weights = {
+            name: (pair.base + at * (pair.tuned - pair.base)).detach().requires_grad_()
+            for name, pair in models.pairs.items()
+        }
+        with torch.enable_grad():
+            output = functional_call(models.base.model, weights, (fitted.clean[None],))
+            logits = getattr(output, "logits", output)[0, -1]
+            value = logits[[*fitted.tokens, *fitted.minus]] @ torch.tensor(fitted.shares).to(logits)
+            slopes = torch.autograd.grad(value, [*weights.values()], allow_unused=True)
+        rows.append(
+            [
+                0.0 if slope is None else float((slope * (pair.tuned - pair.base)).sum())
+                for slope, pair in zip(slopes, models.pairs.values(), strict=True)
+            ]
+        )
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("name", [*EACH, *nightly(list(MIXTURES), ["qwen3-experts"])])
+def test_slopes_are_derivatives_along_the_change(name):
+    view = a_view(name)
+    other = tuned_from(view)
+    if name in UNKNOWN:
+        pytest.skip("refused by name")
+    asked = [question for question in QUESTIONS if question.target == "logit"]
+    with exact_norms():
+        models = diffs(view, other, asked).models
+        for at in (0.0, 0.3, 1.0):
+            allowed = 1e-4 if name.startswith(FLOAT32) else 1e-9
+            expected = dense_slopes(models, at)
+            assert expected.abs().max() > 1e-3
+            assert torch.allclose(models.slopes(at), expected, atol=allowed, rtol=allowed)
+
+
+def test_shapley_values_of_two_layers_are_exact_in_an_order_and_its_reverse():
+    view = ResidualModel(random_model(n_layers=3), TOKENS)
+    model = copy.deepcopy(view.model)
+    names = [f"blocks.{layer}.mlp.out.weight" for layer in (0, 2)]
+    for name in names:
+        model.get_parameter(name).data *= 1.5
+    table = diffs(view, ResidualModel(model, TOKENS), QUESTIONS)
+    run = table.models.run
+    both, none, first, second = (run(x) for x in (names, (), names[:1], names[1:]))
+    expected = torch.stack([first - none + both - second, second - none + both - first], 1) / 2
+    assert torch.allclose(table.models.shapley(2), expected, atol=1e-12)
+    assert not torch.allclose(first - none, both - second)  # the orders say otherwise
+    means = (table.signs @ expected / len(QUESTIONS)).tolist()
+    assert list(table.measure(2)) == [0, 2]
+    assert [*table.measure(2).values()] == pytest.approx(means)
+
+
+def test_what_is_undone_is_what_each_method_puts_first():
+    view = ResidualModel(random_model(n_layers=3), TOKENS)
+    other = tuned_from(view, 0.05)
+    # Large, and nothing reads it on these texts.
+    other.model.embed.weight.data[29] += 100
+    table = diffs(view, other, QUESTIONS)
+    names = [*table.models.pairs]
+    run, signs = table.models.run, table.signs
+    own = diffs(
+        view, other, [Question(q.text, q.tokens, q.minus, target=q.target) for q in QUESTIONS]
+    )
+    changes = run(names) - run(())
+    undone = own.undo(1)
+    assert set(undone) == {
+        *("flow", "integrated gradients", "gradient at the middle"),
+        *("size of the difference", "random choice"),
+    }
+    of_flow = names[int((changes.sign() @ own.flows).argmax())]
+    of_path = names[int((changes.sign() @ own.models.path()).argmax())]
+    for by, name in (
+        ("flow", of_flow),
+        ("integrated gradients", of_path),
+        ("size of the difference", "embed.weight"),
+    ):
+        lost = run(names) - run(other for other in names if other != name)
+        expected = Interval.of(changes.sign() * lost, changes.abs())
+        assert undone[by].lost == expected
+        expected = Interval.of(changes.sign() * (run([name]) - run(())), changes.abs())
+        assert undone[by].won == expected
+    assert table.share(names).value == pytest.approx(
+        float((signs * table.flows.sum(1)).mean()) / table.value
+    )
+
+
+def test_what_cannot_be_asked_is_refused():
+    view = ResidualModel(random_model(), TOKENS)
+    with pytest.raises(BilensError, match="questions is empty"):
+        diffs(view, tuned_from(view), [])
+    same = diffs(view, view, QUESTIONS)
+    assert same.frame().empty
+    assert "the same weights" in same.answer()
+    with pytest.raises(BilensError, match="points=0"):
+        diffs(view, tuned_from(view), QUESTIONS).path(0)
