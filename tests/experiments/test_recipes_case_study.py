@@ -14,7 +14,7 @@ from experiments.autoencoder import (
     row_sampler,
     train_autoencoder,
 )
-from experiments.case import direction_names, layer_tensor
+from experiments.case import PixelModel, direction_names, layer_tensor
 from experiments.case_pairs import most_specific, pair_activations
 from experiments.case_sae import compare, few_interactions, loss_recovered
 from experiments.case_svd import bottleneck_curve, form_cosines, reproducibility
@@ -30,7 +30,7 @@ from tests.nightly import nightly
 from tests.tensor.factors import close, dense, normal, random_tensor, shapes
 
 FIGURES = {
-    "case_digits": {"digits"},
+    "case_digits": {"digits-12", "digits-16"},
     "case_svd": {"components", "singular_values", "bottleneck", "reproducibility"},
     "case_sae": {"features", "activations"},
     "case_pairs": {"features"},
@@ -45,16 +45,21 @@ class BriefContext(TinyContext):
 
 
 SIZES = {"SHOWN": 2, "FEATURES": 60, "INPUT_FEATURES": 50, "PAIRS": 500, "STOPS": (3, 9)}
-SIZES |= {"FIRST": 2, "FOLLOWED": 12}
+SIZES |= {"FIRST": 2, "FOLLOWED": 12, "WIDTHS": (12, 16), "MATCHED": 5}
 
 
 @pytest.mark.parametrize("scale", nightly(["small", "paper"], ["small"]))
 @pytest.mark.parametrize("name", FIGURES)
-def test_recipes_run(name, scale, monkeypatch):
+def test_recipes_run(name, scale, monkeypatch, tmp_path):
     recipe = import_module(f"experiments.{name}")
     for constant in SIZES.keys() & vars(recipe).keys():
         monkeypatch.setattr(recipe, constant, SIZES[constant])
-    check_outcome(recipe.run(BriefContext(scale, Path("nowhere"))), FIGURES[name])
+    context = BriefContext(scale, tmp_path, seeds=2)
+    check_outcome(recipe.run(context), FIGURES[name])
+    if "WIDTHS" in vars(recipe):
+        # From the files, the same.
+        monkeypatch.setattr("experiments.case.train", None)
+        recipe.run(context)
 
 
 @pytest.mark.parametrize("name", FIGURES)
@@ -68,6 +73,16 @@ def test_recipes_run_from_one_seed_or_say_why_not(name, monkeypatch, tmp_path):
 def test_the_layer_is_the_model_without_its_readout():
     model, x = digit_model(), digits().test_images
     assert torch.allclose(model.unembed(layer_tensor(model)(x)), model(x), atol=1e-3)
+
+
+def test_the_model_on_pixels_is_its_spectra():
+    torch.manual_seed(0)
+    model, x = PixelModel(64, 12, 10), digits().test_images[:50]
+    assert torch.allclose(model.class_spectra()(x), model(x), atol=1e-4)
+    assert 0 < model.accuracy(digits()) < 1
+    relu = PixelModel(64, 12, 10, relu=True)
+    weights, of_relu = (sum(p.numel() for p in m.layer.parameters()) for m in (model, relu))
+    assert weights == of_relu
 
 
 def test_directions_are_named_by_the_digits_they_raise_and_lower():
@@ -87,7 +102,7 @@ def test_components_that_come_back_are_counted():
     for other, places in ((turned, [1, 1, 1, 1, 1]), (swapped, [0, 0, 1, 1, 1])):
         best, in_place = reproducibility([svd, other])
         assert torch.allclose(best, torch.ones(2, 5, dtype=torch.float64), atol=1e-6)
-        assert in_place.tolist() == places
+        assert in_place.tolist() == [places] * 2
     best, in_place = reproducibility([svd, svd, random_tensor(6, 9, 5, 1).svd()])
     assert (best[:2] < 0.99).all()
     assert (in_place < 1).any()
