@@ -27,7 +27,7 @@ def context(tmp_path, monkeypatch):
     save_llama(tmp_path / "model", ["x", "so", *NAMES, *HOMES], **sizes)
     monkeypatch.setattr(recipe, "smollm2", lambda: tmp_path / "model")
     monkeypatch.setattr(recipe, "TUNINGS", {"facts": tiny})
-    for name, value in {"EPOCHS": 80, "RATE": 1e-2, "BATCH": 4, "UNDONE": 2, "ORDERS": 4}.items():
+    for name, value in {"EPOCHS": 80, "RATE": 1e-2, "BATCH": 4, "UNDONE": 2}.items():
         monkeypatch.setattr(recipe, name, value)
     return RecipeContext("small", tmp_path)
 
