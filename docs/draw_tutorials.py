@@ -1,11 +1,10 @@
-"""Run the tutorials and store their outputs: `python -m docs.draw_tutorials [NAME ...]`.
+"""Run the tutorials and store them as notebooks: `python -m docs.draw_tutorials [NAME ...]`.
 
-A figure becomes a picture with the name of its variable. Printed text goes to NAME.json, and
-docs/hooks.py adds it to the page. The notebooks of the site hold both as outputs.
+NAME.ipynb has the texts that cells print, and figures as SVG, which are also the pictures of the
+page, with the names of their variables. docs/hooks.py adds the texts to the page.
 """
 
 import base64
-import json
 import re
 import sys
 import tempfile
@@ -14,10 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import jupytext
+import nbformat
 from nbclient import NotebookClient
+from nbformat.v4 import new_output
 
 TUTORIALS = Path(__file__).parent / "tutorials"
 FOLDER = Path(__file__).parent / "pictures" / "tutorials"
+PICTURES = re.compile(r"^!\[.*\]\(\.\./pictures/tutorials/.*\)\n*", re.MULTILINE)
+"""Pictures of a page, which are outputs of cells in its notebook."""
+INSTALL = "# In a clone, once: pip install -e '.[all]'"
 FIGURE = re.compile('<img[^>]*src="data:image/svg\\+xml;base64,([^"]+)"')
 
 
@@ -28,16 +32,26 @@ def draw(names: Sequence[str]) -> None:
         with tempfile.TemporaryDirectory() as folder:
             place = {"metadata": {"path": folder}}
             NotebookClient(notebook, kernel_name="python3", resources=place).execute()
-        printed = []
         for cell in notebook.cells:
             if cell.cell_type == "code":
-                text = "".join(map(_text, cell.outputs))
-                printed.append(text.strip("\n"))
-                for shown in filter(None, map(_figure, cell.outputs)):
-                    path = FOLDER / f"{name}-{cell.source.splitlines()[-1]}.svg"
-                    path.write_bytes(base64.b64decode(shown))
-        text = json.dumps(printed, indent=1, ensure_ascii=False)
-        (TUTORIALS / f"{name}.json").write_text(text + "\n", encoding="utf-8")
+                cell.outputs = _stored(cell, name)
+            cell.source = PICTURES.sub("", cell.source)
+        first = jupytext.reads(f"```python\n{INSTALL}\n```", "md").cells
+        notebook.cells[1:1] = first
+        nbformat.write(notebook, TUTORIALS / f"{name}.ipynb")
+
+
+def _stored(cell: Any, name: str) -> list[Any]:
+    """Return the text and the figures of a cell, which are written as pictures too."""
+    outputs: list[Any] = []
+    if text := "".join(map(_text, cell.outputs)).strip("\n"):
+        outputs.append(new_output("stream", text=text))  # type: ignore[no-untyped-call]
+    for shown in filter(None, map(_figure, cell.outputs)):
+        figure = base64.b64decode(shown)
+        (FOLDER / f"{name}-{cell.source.splitlines()[-1]}.svg").write_bytes(figure)
+        data = {"image/svg+xml": figure.decode()}
+        outputs.append(new_output("display_data", data))  # type: ignore[no-untyped-call]
+    return outputs
 
 
 def _figure(output: Any) -> str:

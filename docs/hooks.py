@@ -4,19 +4,19 @@ No page loads anything from other hosts, and the reference of a room has every p
 """
 
 import ast
-import json
 import os
 import re
 from pathlib import Path
 from typing import Any
 
 import jupytext
+import nbformat
 from latex2mathml.converter import convert
 from mkdocs.exceptions import PluginError
 from nbformat import NotebookNode
-from nbformat.v4 import new_output
 
 __all__ = [
+    "code_cells",
     "index_text",
     "mathml",
     "notebook_of",
@@ -28,8 +28,6 @@ __all__ = [
 SOURCE = Path(__file__).parents[1] / "src"
 REMOTE = re.compile(r"<(?:script|link|img|iframe)\b[^>]*(?:src|href)=[\"']?(?:https?:)?//[^>]*>")
 CELL = re.compile(r"^```python\n.*?^```$", re.MULTILINE | re.DOTALL)
-PICTURES = "pictures/tutorials"
-DRAWN = re.compile(rf"^!\[.*\]\(\.\./{PICTURES}/.*\)\n*", re.MULTILINE)
 DISPLAY = re.compile(r"^\$\$\n(.*?)^\$\$$", re.MULTILINE | re.DOTALL)
 ROOM = re.compile(r"^::: (\S+)$", re.MULTILINE)
 
@@ -37,11 +35,8 @@ ROOM = re.compile(r"^::: (\S+)$", re.MULTILINE)
 COLAB = "https://colab.research.google.com/github/{}/blob/gh-pages/main/tutorials/{}.ipynb"
 """Address that opens a notebook of the site, which .github/workflows/docs.yml publishes."""
 
-INSTALL = {
-    True: '%pip install --quiet "bilens[all] @ git+https://github.com/{}"',
-    False: "# In a clone, once: pip install -e '.[all]'",
-}
-"""First cell of a notebook, by whether GitHub builds the site: bilens is in no package index."""
+INSTALL = '%pip install --quiet "bilens[all] @ git+https://github.com/{}"'
+"""First cell of a notebook where GitHub builds the site: bilens is in no package index."""
 
 
 def mathml(source: str, *_: Any, **__: Any) -> str:
@@ -55,17 +50,22 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     Below the title are links to the notebook and, if GitHub builds the site, to Colab.
 
     Raises:
-        PluginError: a tutorial has other cells than when it was run for its outputs.
+        PluginError: a tutorial has other cells than its notebook, which was run.
     """
     if not page.file.src_uri.startswith("tutorials/"):
         return markdown
-    outputs = json.loads(Path(page.file.abs_src_path).with_suffix(".json").read_text("utf-8"))
-    if len(outputs) != len(CELL.findall(markdown)):
+    path = Path(page.file.abs_src_path)
+    notebook = notebook_of(path.with_suffix(".ipynb"))
+    ran, written = (
+        code_cells(x)[-len(CELL.findall(markdown)) :] for x in (notebook, jupytext.read(path))
+    )
+    if [cell.source for cell in ran] != [cell.source for cell in written]:
         raise PluginError(f"{page.file.src_uri} has changed: run `python -m docs.draw_tutorials`")
-    below = iter(outputs)
+    below = iter(ran)
 
     def with_output(cell: re.Match[str]) -> str:
-        text = next(below)
+        outputs = next(below).outputs
+        text = "".join(x.text for x in outputs if x.output_type == "stream").strip("\n")
         return f"{cell[0]}\n\n```{{.text .output}}\n{text}\n```" if text else cell[0]
 
     name = Path(page.file.src_uri).stem
@@ -80,34 +80,26 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
 def on_post_build(*, config: Any, **_: Any) -> None:
     """Write the notebooks of the tutorials, and llms.txt."""
     docs, site = Path(config.docs_dir), Path(config.site_dir)
-    for page in docs.glob("tutorials/*.md"):
-        jupytext.write(notebook_of(page), site / "tutorials" / f"{page.stem}.ipynb")
+    for path in docs.glob("tutorials/*.ipynb"):
+        nbformat.write(notebook_of(path), site / "tutorials" / path.name)
     text = index_text(config.nav, docs, config.site_description)
     (site / "llms.txt").write_text(text, encoding="utf-8")
 
 
-def notebook_of(page: Path) -> NotebookNode:
-    """Return a tutorial as a notebook with its texts and figures as outputs.
+def notebook_of(path: Path) -> NotebookNode:
+    """Return the notebook of a tutorial, whose first cell says how to install bilens.
 
-    Its first cell installs bilens, or says how.
+    Where GitHub builds the site, it installs it from there.
     """
-    notebook = jupytext.read(page)
-    outputs = json.loads(page.with_suffix(".json").read_text("utf-8"))
-    cells = (cell for cell in notebook.cells if cell.cell_type == "code")
-    for cell, text in zip(cells, outputs, strict=True):
-        if text:
-            cell.outputs.append(new_output("stream", text=text))  # type: ignore[no-untyped-call]
-        figure = page.parents[1] / PICTURES / f"{page.stem}-{cell.source.splitlines()[-1]}.svg"
-        if figure.exists():
-            data = {"image/svg+xml": figure.read_text("utf-8")}
-            cell.outputs.append(new_output("display_data", data))  # type: ignore[no-untyped-call]
-    for cell in notebook.cells:
-        if cell.cell_type == "markdown":
-            cell.source = DRAWN.sub("", cell.source)
-    repository = os.environ.get("GITHUB_REPOSITORY", "")
-    install = INSTALL[bool(repository)].format(repository)
-    notebook.cells[1:1] = jupytext.reads(f"```python\n{install}\n```", "md").cells
+    notebook = nbformat.read(path, as_version=4)
+    if repository := os.environ.get("GITHUB_REPOSITORY"):
+        code_cells(notebook)[0].source = INSTALL.format(repository)
     return notebook
+
+
+def code_cells(notebook: NotebookNode) -> list[NotebookNode]:
+    """Return the cells of a notebook that hold code."""
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
 def index_text(nav: list[Any], docs: Path, about: str) -> str:

@@ -43,28 +43,30 @@ def test_the_code_of_a_tutorial_runs(page, tmp_path, monkeypatch):
 
 def test_the_first_cell_of_a_notebook_installs_what_exists(monkeypatch):
     """bilens is in no package index; in Colab it comes from where the site was built."""
-    page = TUTORIALS[0]
+    path = TUTORIALS[0].with_suffix(".ipynb")
     monkeypatch.setenv("GITHUB_REPOSITORY", "someone/bilens")
-    source = hooks.notebook_of(page).cells[1].source
+    source = hooks.notebook_of(path).cells[1].source
     assert source.startswith("%pip install")
     assert "git+https://github.com/someone/bilens" in source
     monkeypatch.delenv("GITHUB_REPOSITORY")
-    source = hooks.notebook_of(page).cells[1].source
+    source = hooks.notebook_of(path).cells[1].source
     assert source.startswith("#")
     assert "pip install -e" in source
 
 
 @EACH
-def test_a_notebook_of_the_site_holds_its_figures(page):
-    notebook = hooks.notebook_of(page)
-    outputs = [o for cell in notebook.cells for o in cell.get("outputs", [])]
-    figures = [o.data["image/svg+xml"] for o in outputs if o.output_type == "display_data"]
+def test_a_notebook_is_that_of_its_page_and_holds_its_figures(page):
+    notebook = nbformat.read(page.with_suffix(".ipynb"), as_version=4)
+    ran, written = hooks.code_cells(notebook)[1:], hooks.code_cells(jupytext.read(page))
+    assert [x.source for x in ran] == [x.source for x in written], "python -m docs.draw_tutorials"
+    outputs = [output for cell in ran for output in cell.outputs]
+    figures = [x.data["image/svg+xml"] for x in outputs if x.output_type == "display_data"]
     assert len(figures) == page.read_text().count("](../pictures/tutorials/") > 0
     assert all(text.startswith("<?xml") for text in figures)
-    text = jupytext.writes(notebook, fmt="ipynb")
+    text = nbformat.writes(notebook)
     assert "../pictures/" not in text
     assert len(text) < 200_000
-    nbformat.validate(nbformat.reads(text, as_version=4))
+    nbformat.validate(notebook)
 
 
 def test_the_index_for_language_models_names_pages_that_exist():
