@@ -6,6 +6,7 @@ Do not edit the pages: numbers are of the files of `results/`, claims of `docs/s
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from experiments.claims import beside_of, cells_of, claims, row_of, shown, verdict
@@ -17,9 +18,9 @@ __all__ = ["DOCUMENTS", "GROUPS", "KINDS", "OF_THE_PROJECT", "page", "short", "s
 DOCS = Path(__file__).parent
 GROUPS = {
     "Images": [
-        *("fig3", "fig4", "noises", "fig5", "bonds", "masks"),
-        *("case_digits", "case_svd", "case_sae", "case_pairs", "small_layers", "certify"),
-        "cut_promise",
+        *("fig2", "fig3", "fig4", "noises", "fig5", "fig6", "fig9", "leading", "bonds", "masks"),
+        *("case_digits", "case_svd", "case_sae", "case_pairs", "extrema", "small_layers"),
+        *("certify", "cut_promise"),
     ],
     "Language models": [
         *("stories", "story", "larger_story", "grammar", "compare", "anneal", "linear_gates"),
@@ -69,6 +70,8 @@ judged alone. A number of the source is a range too: 0.3 points on both sides of
 of another number up to 1, a tenth of a larger one. "Below", "above" and "equal" compare with what
 is beside. What is *exact* is held by the tests that are named. The last column says why a claim was
 *not tried*.
+
+{counts}
 """
 COLUMNS = (
     "claim",
@@ -107,8 +110,9 @@ def _verdicts(name: str, results: Mapping[str, Any]) -> dict[str, str]:
 
 def _section(name: str, result: Mapping[str, Any], of_sources: Mapping[str, str]) -> str:
     together = _baselines(result["rows"])
-    rows = [cells_of(row, together) for row in result["rows"]]
-    for row, cells in zip(result["rows"], rows, strict=True):
+    ordered = by_claim(result["rows"])
+    rows = [cells_of(row, together) for row in ordered]
+    for row, cells in zip(ordered, rows, strict=True):
         # Of sources one rule decides; what a recipe noted has other rules.
         if row["source"] is not None or row["claim"] in of_sources:
             cells["held"] = of_sources.get(row["claim"], "")
@@ -126,6 +130,14 @@ def _section(name: str, result: Mapping[str, Any], of_sources: Mapping[str, str]
     ]
     lines += ["|".join(row[column] for column in columns).rstrip("|") + "|" for row in rows]
     return "\n".join(lines) + "\n"
+
+
+def by_claim(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return rows whose claims say the same after a colon together, where the first of them is."""
+    places: dict[str, int] = {}
+    for row in rows:
+        places.setdefault(row["claim"].partition(": ")[2] or row["claim"], len(places))
+    return sorted(rows, key=lambda row: places[row["claim"].partition(": ")[2] or row["claim"]])
 
 
 def short(claims: Sequence[str]) -> list[str]:
@@ -151,7 +163,7 @@ def _baselines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def sources_page(results: Mapping[str, Any]) -> str:
     """Return the page of the sources' claims as Markdown."""
-    parts = [CLAIMS_INTRODUCTION]
+    parts = [CLAIMS_INTRODUCTION.format(counts=counted(results))]
     for key, document in DOCUMENTS.items():
         lines = [f"## {document}\n", "|".join(COLUMNS), "|".join("---" for _ in COLUMNS)]
         for claim in claims():
@@ -159,6 +171,19 @@ def sources_page(results: Mapping[str, Any]) -> str:
                 lines.append("|".join(_claimed(claim, results)) + "|")
         parts.append("\n".join(lines) + "\n")
     return "\n".join(parts)
+
+
+def counted(results: Mapping[str, Any]) -> str:
+    """Return how many claims there are of each kind, and how many held."""
+    kinds = Counter(claim["kind"] for claim in claims())
+    of_numbers = Counter(verdict(c, results) for c in claims() if c["kind"] == "number")
+    text = (
+        f"Of {kinds.total()} claims {kinds['number']} have a number here: {of_numbers['yes']} "
+        f"held, {of_numbers['no']} did not, of {of_numbers['cannot tell']} nobody can tell, and "
+        f"{of_numbers['']} have none in the source. {kinds['exact']} are exact, "
+        f"{kinds['not tried']} were not tried, and {kinds['not a claim']} are none."
+    )
+    return fill(text, 100)
 
 
 def _claimed(claim: Mapping[str, str], results: Mapping[str, Any]) -> tuple[str, ...]:

@@ -162,6 +162,12 @@ def test_a_claim_is_short_where_the_one_above_says_the_rest():
     assert short(claims) == ["a: x", "… y", "b: …", "c", "c", "b: y"]
 
 
+def test_rows_of_one_claim_stand_together():
+    claims = ["a: x", "a: y", "c", "b: x", "b: z", "b: y"]
+    ordered = results.by_claim([{"claim": claim} for claim in claims])
+    assert [row["claim"] for row in ordered] == ["a: x", "b: x", "a: y", "b: y", "c", "b: z"]
+
+
 @pytest.mark.parametrize("claim", claims.claims(), ids=lambda claim: claim["claim"])
 def test_a_claim_of_a_source_has_a_number_a_test_or_a_reason(claim):
     assert claim["document"] in results.DOCUMENTS

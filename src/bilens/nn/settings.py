@@ -163,7 +163,7 @@ class LanguageSettings:
         attention_constant: squared and bilinear attention add a learned constant of each head to
             its scores. Rotary positions leave it unchanged.
         qk_norm: queries and keys divided by their root mean square, before rotary positions.
-            Products of two scores begin near zero without it, and are learned late.
+            Products of two scores begin near zero without it.
         bias: biases in attention and MLP.
         mlp_bias: none, out (only the last map) or all; by default all if bias is set.
         norm_eps: number that norms add to the mean square; torch's by default.
