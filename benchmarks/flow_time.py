@@ -9,7 +9,9 @@ hidden units and layers; nothing is written.
 
 import argparse
 from collections.abc import Callable
+from copy import deepcopy
 from functools import partial
+from statistics import median
 from typing import Any
 
 import torch
@@ -21,18 +23,18 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import bilens
 from benchmarks.clock import spent
 from benchmarks.flow_memory import TEXTS
-from bilens.flows import flow
+from bilens.flows import Question, diffs, flow
 from bilens.transformer import ResidualModel
 
-TOKEN, VOCAB, NODES = 5, 20_000, 20
+TOKEN, VOCAB, NODES, LENGTH = 5, 20_000, 20, 8
 
 
 def both_ways(model: ResidualModel, texts: Tensor) -> None:
     """Run a model on two texts, and the change of a logit back to the embeddings."""
     with torch.enable_grad():
         x = model.modules.embed.rows(texts).requires_grad_()
-        first, second = model.model(inputs_embeds=x, use_cache=False).logits[:, -1, TOKEN]
-        torch.autograd.grad(first - second, x)
+        first, second = model.model(inputs_embeds=x, use_cache=False).logits[:, -1, TOKEN].chunk(2)
+        torch.autograd.grad((first - second).sum(), x)
 
 
 def opened(sizes: list[int] | None) -> ResidualModel:
@@ -72,6 +74,30 @@ def ratios(model: ResidualModel, length: int, turns: int) -> list[list[float]]:
     return columns
 
 
+def diff_ratios(model: ResidualModel, count: int, turns: int) -> list[list[float]]:
+    """Return the time of what tuning changed over both passes, in each turn, and with its checks.
+
+    All weights of the layers differ, and the questions have 8 tokens each.
+    """
+    other = deepcopy(model.model)
+    generator = torch.Generator().manual_seed(0)
+    for name, weight in other.named_parameters():
+        if "layers." in name:
+            weight.data *= 1.01
+    texts = torch.randint(1000, VOCAB, (count, LENGTH), generator=generator)
+    questions = [Question(ids, f"[{TOKEN}]") for ids in texts]
+    whole = partial(diffs, model, ResidualModel(other, model.tokenizer), questions)
+    models = whole().models
+    calls: list[Callable[[], Any]] = [partial(both_ways, model, torch.cat([texts, texts]))]
+    calls += [models.flows, whole]
+    columns: list[list[float]] = [[], []]
+    for _ in range(turns):
+        passes, *taken = (spent(call) for call in calls)
+        for column, seconds in zip(columns, taken, strict=True):
+            column.append(seconds / passes)
+    return columns
+
+
 def error(package: str) -> float:
     """Return by how much the flows of tokens miss the change of a logit, over the change."""
     model = bilens.load(gguf_file(package), dtype=torch.float32)
@@ -100,6 +126,12 @@ def main() -> None:
             claim = f"flow of {length} tokens over both passes of both texts{name}"
             rows.append(Row.of_range(claim, column))
             print(rows[-1], flush=True)
+    for count in (1, 8) if given.llama is None else ():
+        alone, checked = diff_ratios(model, count, given.turns)
+        claim = f"flows of the weights of two models over both passes, {count} questions"
+        beside = {"with runs that check them": median(checked)}
+        rows.append(Row.of_range(claim, alone, baselines=beside))
+        print(rows[-1], flush=True)
     if given.llama is None:
         for name, package in (("SmolLM2", SMOLLM2), ("Gemma 3", GEMMA3)):
             rows.append(Row(f"error of the sum, relative, {name} in float32", error(package)))
@@ -115,6 +147,7 @@ def main() -> None:
                 "of the last row": "Gemma 3 270M in float32",
                 "tokens": given.tokens,
                 "labelled": NODES,
+                "questions to two models": [1, 8],
                 "rows": "median and range of the turns",
             },
         )

@@ -14,6 +14,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +50,7 @@ def run(context: RecipeContext) -> Outcome:
     for name, make in TUNINGS.items():
         tuning = make()
         folder = tuned(base, tuning, context.models / f"tuned-{name}-{RANK}-{RATE}-{EPOCHS}")
-        right = context.measured(
-            f"tuned-{name}-right", lambda t=tuning, f=folder: shares_right(base, f, t)
-        )
+        right = context.measured(f"tuned-{name}-right", partial(shares_right, base, folder, tuning))
         rows.append(
             Row.of_share(
                 f"{name}: questions that the tuned model answers",
@@ -192,15 +191,18 @@ def shapley(
 ) -> Float[Tensor, "halves questions layers"]:
     """Return the Shapley values of the layers from each half of the orders."""
     values = []
-    for seed in range(
-        context.choose(*ORDERS) // 2
-    ):  # an order and its reverse at a time, so that it resumes
+    # An order and its reverse at a time, so that it resumes.
+    for seed in range(context.choose(*ORDERS) // 2):
         measured = context.measured(
-            f"tuned-{name}-shapley-{seed}",
-            lambda seed=seed: {"values": models.shapley(2, seed).tolist()},
+            f"tuned-{name}-shapley-{seed}", partial(two_orders, models, seed)
         )
         values.append(torch.tensor(measured["values"], dtype=torch.float64))
     return torch.stack(values).unflatten(0, (2, -1)).mean(1)
+
+
+def two_orders(models: BothModels, seed: int) -> dict[str, Any]:
+    """Return the values of the layers from an order and its reverse."""
+    return {"values": models.shapley(2, seed).tolist()}
 
 
 def rivals(reading: ModelDiffs) -> tuple[dict[str, Tensor], dict[str, float]]:

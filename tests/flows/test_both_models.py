@@ -7,12 +7,14 @@ import pytest
 import torch
 from torch.func import functional_call
 
+import bilens
 from bilens import BilensError
+from bilens.convert import save_model
 from bilens.flows import Question, diff, diffs
 from bilens.flows.both_models import BothModels
 from bilens.flows.interval import Interval
 from bilens.transformer import ResidualModel
-from tests.families import EACH, MIXTURES, exact_norms, family_view
+from tests.families import EACH, MIXTURES, exact_norms, family_view, tiny
 from tests.flows.test_diff import FLOAT32, UNKNOWN, tuned_from
 from tests.models import TOKENS, random_model
 from tests.nightly import nightly
@@ -150,3 +152,26 @@ def test_what_cannot_be_asked_is_refused():
     assert "the same weights" in same.answer()
     with pytest.raises(BilensError, match="points=0"):
         diffs(view, tuned_from(view), QUESTIONS).path(0)
+
+
+@pytest.mark.parametrize("name", ["llama-tied", "gpt2", "gemma3", "qwen3-experts"])
+@pytest.mark.parametrize("low_memory", [False, True])
+def test_weights_stay_what_and_where_they_are(name, low_memory, tmp_path):
+    view = ResidualModel(tiny(name, dtype=torch.bfloat16), TOKENS)
+    for folder, model in (("base", view), ("tuned", tuned_from(view, 0.05))):
+        save_model(tmp_path / folder, model.model, TOKENS)
+    base, tuned = (bilens.load(tmp_path / x, low_memory=low_memory) for x in ("base", "tuned"))
+    wide = [bilens.load(tmp_path / x, dtype=torch.float32) for x in ("base", "tuned")]
+    table, expected = diffs(base, tuned, QUESTIONS), diffs(*wide, QUESTIONS)
+    for found in (table, diffs(wide[0], tuned, QUESTIONS), diffs(base, wide[1], QUESTIONS)):
+        assert torch.allclose(found.flows, expected.flows, atol=1e-4)
+    assert torch.allclose(table.models.path(2), expected.models.path(2), atol=1e-4)
+    parameters = {
+        name: dict(model.model.named_parameters())
+        for name, model in (("base", base), ("tuned", tuned))
+    }
+    for weight, pair in table.models.pairs.items():
+        for side in ("base", "tuned"):
+            kept = getattr(pair, side)
+            assert kept.dtype == torch.bfloat16
+            assert kept.data_ptr() == parameters[side][weight].data_ptr()

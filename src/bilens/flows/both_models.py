@@ -368,9 +368,9 @@ def weight_pairs(base: nn.Module, tuned: nn.Module | Mapping[str, Change]) -> di
             if isinstance(change, Tensor):
                 pairs[name] = WeightPair(name, change.to(stored.detach()), stored)
                 continue
-            wide = stored.detach().to(device_of(stored), working_dtype(stored.dtype))
-            A, B = (factor.to(wide) for factor in change)
-            pairs[name] = WeightPair(name, wide + B @ A, stored, (A, B))
+            whole = stored.detach().to(device_of(stored), working_dtype(stored.dtype))
+            A, B = (factor.to(whole) for factor in change)
+            pairs[name] = WeightPair(name, whole + B @ A, stored, (A, B))
         return pairs
     others = dict(tuned.named_parameters())
     for kind, ours, theirs in (
@@ -396,7 +396,10 @@ def weight_pairs(base: nn.Module, tuned: nn.Module | Mapping[str, Change]) -> di
                 continue
             if kind == "buffer":
                 raise BilensError(f"tuned and base differ in the buffer {name}, which is no weight")
-            pairs[name] = WeightPair(name, _stored(other), _stored(value))
+            # Passes widen and move weights only of a base model that is stored so.
+            device = other.device if hasattr(value, "used_on") else value.device
+            of_tuned = on_device(other.detach().to(device, wide), device_of(value))
+            pairs[name] = WeightPair(name, of_tuned, _stored(value))
     return pairs
 
 
