@@ -1,19 +1,17 @@
-"""Layers of a few inputs that are trained: XOR, features at an angle, features that come together.
+"""Layers of a few inputs that are trained: XOR, Boolean functions, features at an angle.
 
-Reproduces the right of figure 2 and the thought experiments of section 5.4 of Pearce et al. 2024,
+Reproduces the right of figure 2 and a thought experiment of section 5.4 of Pearce et al. 2024,
 and the Boolean functions of Pearce & Dooms 2024, on bilinear layers of one output. They are trained
 with Adam on drawn inputs whose answer is known, so that their eigenvectors can be compared with it.
 
 - XOR: among inputs of plus and minus 1 the output is the product of the first two. Its form has two
   eigenvectors, along their sum and their difference, with values of opposite signs. In the plane of
   the two inputs each quadrant has the sign of the output.
-- Boolean functions: AND, OR and XOR of the first two of bits that are 0 or 1, with biases.
+- Boolean functions: AND, OR and XOR of the first two of bits that are 0 or 1, with biases. Beside
+  the layers are networks with a ReLU and as many weights.
 - Features at an angle: the output is the sum of the squares along two features. Eigenvectors are
   orthogonal, so that they cannot be the features, and split them: the first is along their sum,
   whose cosine with each is that of half of the angle.
-- Features that come together: inputs have two orthogonal features, and the output is the sum of
-  their squares. If they are always there together, the layer has a single eigenvector along their
-  sum; if each is there by itself, each has its own.
 
 Small and paper: the same, a minute on one core.
 """
@@ -21,12 +19,13 @@ Small and paper: the same, a minute on one core.
 from collections.abc import Callable
 from functools import partial
 from math import cos, pi, sin
-from typing import Any
+from statistics import median
+from typing import Any, TypeVar
 
 import torch
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
 from bilens.nn import Bilinear
@@ -40,9 +39,7 @@ SEEDS = (5, 5)
 """Initialisations at either scale."""
 WIDTH, HIDDEN, STEPS, BATCH, RATE, DECAY = 8, 16, 1500, 256, 1e-2, 1e-3
 ANGLE = pi / 3
-SECOND = 0.5
-"""Weight of the second of two features, so that their eigenvalues differ."""
-
+Layer = TypeVar("Layer", bound=nn.Module)
 Draw = Callable[[torch.Generator], tuple[Tensor, Tensor]]
 """Function that draws inputs (batch, width) and outputs (batch, 1)."""
 
@@ -69,24 +66,20 @@ def run(context: RecipeContext) -> Outcome:
         note("xor, sum", along(largest, U + V))
         note("xor, difference", along(least, U - V))
         for name, function in BOOLEAN.items():
-            learned = train(partial(bits, function), seed, bias=True)
             x, y = bits(function, torch.Generator().manual_seed(seed + 1000))
-            note(f"bits, {name}", float((learned(x) - y).abs().max()))
+            for key, make in (("bits", with_bias), ("bits of a ReLU", with_relu)):
+                learned = train(partial(bits, function), seed, make)
+                note(f"{key}, {name}", float((learned(x) - y).abs().max()))
         angled = spectrum(train(partial(squares, torch.stack([U, TILTED])), seed))
         note("angle, first", along(ends(angled)[0], U + TILTED))
         note("angle, feature", max(along(vector, U) for vector in angled.vectors))
-        for name, draw in (("together", together), ("alone", alone)):
-            found = spectrum(train(draw, seed))
-            note(f"{name}, sum", along(ends(found)[0], U + V))
-            note(f"{name}, feature", along(ends(found)[0], U))
-            note(f"{name}, share", share(found, 1))
     rows = _rows(measured)
     samples = [
         dict(zip(measured, values, strict=True)) for values in zip(*measured.values(), strict=True)
     ]
     settings = {
         **{"width": WIDTH, "hidden": HIDDEN, "steps": STEPS, "batch": BATCH},
-        **{"learning rate": RATE, "weight decay": DECAY, "second weight": SECOND},
+        **{"learning rate": RATE, "weight decay": DECAY},
     }
     return Outcome(intervals(samples), figures, rows=rows, settings=settings)
 
@@ -99,28 +92,50 @@ def _rows(measured: dict[str, list[float]]) -> list[Row]:
         ("XOR of signs: last eigenvector with their difference", "xor, difference", chance),
         ("features at an angle: first eigenvector with their sum", "angle, first", chance),
         ("a feature at an angle with its nearest eigenvector", "angle, feature", half | chance),
-        ("together: first eigenvector with the sum", "together, sum", chance),
-        ("together: first eigenvector with a feature", "together, feature", chance),
-        ("alone: first eigenvector with the first feature", "alone, feature", chance),
     )
     shares = measured["xor, share"]
-    wrong = max(max(measured[f"bits, {name}"]) for name in BOOLEAN)
+    wrong, of_relu = (
+        [
+            max(errors)
+            for errors in zip(*(measured[f"{key}, {name}"] for name in BOOLEAN), strict=True)
+        ]
+        for key in ("bits", "bits of a ReLU")
+    )
     return [
         Row.of_shares("XOR of signs: share of the form in two eigenvectors", shares),
         *(
             Row.of_shares(f"{claim}, cosine", measured[key], baselines=of)
             for claim, key, of in cosines
         ),
-        Row("AND, OR and XOR of bits: largest error of an output", wrong, n=len(shares)),
+        Row.of_range(
+            "AND, OR and XOR of bits: largest error of an output",
+            wrong,
+            baselines={"a ReLU, equal size": median(of_relu)},
+        ),
     ]
 
 
-def train(draw: Draw, seed: int, *, bias: bool = False) -> Bilinear:
+def without_bias() -> Bilinear:
+    """Return a bilinear layer of one output."""
+    return Bilinear(WIDTH, 1, HIDDEN)
+
+
+def with_bias() -> Bilinear:
+    """Return a bilinear layer of one output with biases."""
+    return Bilinear(WIDTH, 1, HIDDEN, bias=True)
+
+
+def with_relu() -> nn.Sequential:
+    """Return a network with a ReLU and as many weights as the layer with biases."""
+    return nn.Sequential(nn.Linear(WIDTH, 2 * HIDDEN), nn.ReLU(), nn.Linear(2 * HIDDEN, 1))
+
+
+def train(draw: Draw, seed: int, make: Callable[[], Layer] = without_bias) -> Layer:
     """Return a layer that was trained on drawn inputs by the square of its error."""
     generator = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        layer = Bilinear(WIDTH, 1, HIDDEN, bias=bias)
+        layer = make()
     optimizer = torch.optim.AdamW(layer.parameters(), RATE, weight_decay=DECAY)
     for step in range(STEPS):
         optimizer.param_groups[0]["lr"] = RATE * (1 - step / STEPS)
@@ -161,18 +176,6 @@ def squares(features: Tensor, generator: torch.Generator) -> tuple[Tensor, Tenso
     """Draw normal inputs, and the sum of their squares along features."""
     x = torch.randn(BATCH, WIDTH, generator=generator)
     return x, (x @ features.T).square().sum(-1, keepdim=True)
-
-
-def together(generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Draw inputs with both features in the same size, and the weighted sum of their squares."""
-    size = torch.randn(BATCH, 1, generator=generator)
-    return size * (U + V), (1 + SECOND) * size.square()
-
-
-def alone(generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Draw inputs with features of independent sizes, and the weighted sum of their squares."""
-    a, b = torch.randn(2, BATCH, 1, generator=generator)
-    return a * U + b * V, a.square() + SECOND * b.square()
 
 
 def along(vector: Tensor, direction: Tensor) -> float:

@@ -38,4 +38,11 @@ def test_boolean_functions_are_those_of_bits():
 def test_the_recipe_runs(monkeypatch):
     monkeypatch.setattr(recipe, "STEPS", 5)
     outcome = check_outcome(recipe.run(RecipeContext("small", Path("nowhere"))), {"quadrants"})
-    assert len(outcome.rows) == 9
+    assert len(outcome.rows) == 6
+
+
+def test_a_relu_of_equal_size_has_as_many_weights():
+    layer, relu = (
+        sum(p.numel() for p in make().parameters()) for make in (recipe.with_bias, recipe.with_relu)
+    )
+    assert 0 <= relu - layer <= recipe.HIDDEN
