@@ -150,6 +150,18 @@ def test_what_cannot_be_asked_is_refused():
     same = diffs(view, view, QUESTIONS)
     assert same.frame().empty
     assert "the same weights" in same.answer()
+    # A weight differs that no text reads.
+    model = copy.deepcopy(view.model)
+    model.embed.weight.data[29] += 1
+    asked = [question for question in QUESTIONS if not question.has_two_texts]
+    unread = diffs(view, ResidualModel(model, TOKENS), asked)
+    assert (unread.value, unread.weights) == (0, {"embed.weight": 0})
+    assert "+0.00" in unread.answer()
+    assert len(unread.frame()) == 1
+    assert len(unread.sections()) == 4
+    for question in (lambda: unread.share(["embed.weight"]), lambda: unread.undo(1)):
+        with pytest.raises(BilensError, match="share of a change"):
+            question()
     with pytest.raises(BilensError, match="points=0"):
         diffs(view, tuned_from(view), QUESTIONS).path(0)
 

@@ -113,7 +113,13 @@ class DiffReading(Reading):
         }
 
     def share(self, names: Sequence[str]) -> Interval:
-        """Return the share of some weights in the change, with its interval over questions."""
+        """Return the share of some weights in the change, with its interval over questions.
+
+        Raises:
+            BilensError: no answer changes.
+        """
+        if not self.value:
+            raise BilensError("No answer changes, so that weights have no share of a change")
         numbers = [number for number, name in enumerate(self.models.pairs) if name in names]
         flows = self.flows[:, numbers].sum(1)
         return Interval.of(self.signs * flows, self.signs * (self.values[0] - self.values[1]))
@@ -121,12 +127,13 @@ class DiffReading(Reading):
     def columns(self) -> Columns:
         """Return a row for each weight, the largest |flow| first."""
         names, weights = self.strongest(), self.weights
-        shares = [self.share([name]) for name in names]
+        # No weight has a share of no change.
+        shares = [self.share([name]) for name in names] if self.value else []
         return {
             "weight": names,
             "layer": [layer_of(name) for name in names],
             "flow": [weights[name] for name in names],
-            **interval_columns("share", shares),
+            **(interval_columns("share", shares) if shares else {}),
             **self.read_at(names),
         }
 
@@ -140,7 +147,7 @@ class DiffReading(Reading):
         share = sum(flow for layer, flow in layers.items() if first <= layer <= last)
         text = f"Tuning changes {self.number} by {self.value:+.2f}"
         size = sum(map(abs, weights.values()))
-        if abs(self.value) < 0.1 * size:
+        if abs(self.value) <= 0.1 * size:
             return (
                 f"{text}. The flows of its {len(weights)} weights have {size:.2f} together "
                 "and nearly cancel, so that shares of the change say little here."
