@@ -39,6 +39,7 @@ from bilens.nn import LanguageSettings
 from bilens.nn.language import LanguageConfig, LanguageModel
 from bilens.train import PRESETS, LanguageTraining
 from bilens.train.language import train_language
+from bilens.transformer.running import counting_operations
 from experiments.context import Outcome, RecipeContext, has_begun
 from experiments.curves import Line, line_figure
 from experiments.results import Row
@@ -58,11 +59,13 @@ NORMS = {"norm": "rms", "qk_norm": True}
 class Trained(NamedTuple):
     """An architecture that was trained with several seeds.
 
-    A curve has a row for each validation: `steps`, `tokens`, `seconds` and `loss`.
+    Operations are those of matrix products in a forward pass of one text, of which a step takes
+    thrice as many. A curve has a row for each validation: `steps`, `tokens`, `seconds` and `loss`.
     """
 
     name: str
     parameters: int
+    operations: int
     curves: Sequence[pd.DataFrame]
 
 
@@ -87,7 +90,13 @@ def run(context: RecipeContext) -> Outcome:
     # NaN is no JSON.
     costs = table.astype(object).where(table.notna(), None).to_dict("records")
     figures = {axis: _figure(trained, axis) for axis in ("steps", "seconds")}
-    formats = {"steps": ",.0f", "tokens": ",.0f", "seconds": ",.1f", "best": ".3f"}
+    formats = {
+        "operations": ",.0f",
+        "steps": ",.0f",
+        "tokens": ",.0f",
+        "seconds": ",.1f",
+        "best": ".3f",
+    }
     return Outcome(
         {"data": data, "target": target, "architectures": costs},
         figures,
@@ -110,11 +119,12 @@ def stated_rows(trained: Sequence[Trained], target: float) -> list[Row]:
         source = SOURCE.get(single.name.rpartition("-")[0])
         ratio, seconds = costs.loc[single.name, ["ratio of steps", "ratio of seconds"]]
         baselines = {"parameters": single.parameters / first.parameters}
+        of_token = single.operations / first.operations
         row = Row(
             f"{single.name}: steps over those of {first.name}",
             None,
             n=len(single.curves),
-            baselines={**baselines, "seconds": None},
+            baselines={**baselines, "operations": None, "seconds": None},
             source=source,
         )
         # A cost is missing unless all seeds reached the target.
@@ -125,7 +135,7 @@ def stated_rows(trained: Sequence[Trained], target: float) -> list[Row]:
                 value=ratio,
                 low=min(of_seeds),
                 high=max(of_seeds),
-                baselines={**baselines, "seconds": seconds},
+                baselines={**baselines, "operations": of_token * ratio, "seconds": seconds},
                 held=None if source is None else bool(ratio <= source),
             )
         rows.append(row)
@@ -177,6 +187,14 @@ def count_parameters(config: LanguageConfig) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
+def count_operations(config: LanguageConfig) -> int:
+    """Return the operations of a forward pass of one text, by torch's own counter."""
+    model, ids = LanguageModel(config), torch.zeros(1, config.n_ctx, dtype=torch.long)
+    with torch.no_grad(), counting_operations() as counter:
+        model(ids)
+    return counter.get_total_flops()
+
+
 def train_all(
     configs: Sequence[LanguageConfig],
     corpus: Corpus,
@@ -203,7 +221,8 @@ def train_all(
                 if "eval_loss" in record
             ]
             curves.append(pd.DataFrame(rows, columns=["steps", "tokens", "seconds", "loss"]))
-        results.append(Trained(name, count_parameters(config), curves))
+        sizes = count_parameters(config), count_operations(config)
+        results.append(Trained(name, *sizes, curves))
     return results
 
 
@@ -234,6 +253,7 @@ def summary(trained: Sequence[Trained], target: float) -> pd.DataFrame:
             {
                 "architecture": architecture.name,
                 "parameters": architecture.parameters,
+                "operations": architecture.operations,
                 "steps": mean["steps"],
                 "±": costs["steps"].std(skipna=False),
                 "tokens": mean["tokens"],

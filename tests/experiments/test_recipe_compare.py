@@ -67,8 +67,8 @@ def test_a_crossing_lies_on_the_line_between_two_validations():
 
 
 def test_costs_are_means_over_seeds_and_ratios_to_the_first():
-    first = Trained("first", 10, [curve([4.0, 3.0, 2.0])] * 2)
-    other = Trained("other", 20, [curve([4.0, 3.0, 2.5, 2.0], 1.0), curve([4.0, 2.0], 2.0)])
+    first = Trained("first", 10, 100, [curve([4.0, 3.0, 2.0])] * 2)
+    other = Trained("other", 20, 150, [curve([4.0, 3.0, 2.5, 2.0], 1.0), curve([4.0, 2.0], 2.0)])
     one, two = summary([first, other], 2.5).to_dict("records")
     assert (one["steps"], one["tokens"], one["seconds"], one["±"]) == (25, 200, 12.5, 0)
     assert two["steps"] == (30 + 17.5) / 2
@@ -79,25 +79,39 @@ def test_costs_are_means_over_seeds_and_ratios_to_the_first():
 
 
 def test_a_row_has_the_ratios_of_the_same_seeds_around_that_of_the_means():
-    first = Trained("swiglu-softmax-8", 10, [curve([4.0, 2.0]), curve([4.0, 3.0, 2.0])])
-    other = Trained("swiglu-bilinear-8", 11, [curve([4.0, 3.0, 2.0], 2.0), curve([4.0, 2.0])])
+    first = Trained("swiglu-softmax-8", 10, 100, [curve([4.0, 2.0]), curve([4.0, 3.0, 2.0])])
+    other = Trained("swiglu-bilinear-8", 11, 120, [curve([4.0, 3.0, 2.0], 2.0), curve([4.0, 2.0])])
     (row,) = compare.stated_rows([first, other], 2.5)
     # 17.5 and 25 steps against 25 and 17.5.
     assert (row.value, row.low, row.high, row.n) == (1, 17.5 / 25, 25 / 17.5, 2)
-    assert row.baselines == {"parameters": 1.1, "seconds": (50 + 8.75) / 21.25}
+    seconds = (50 + 8.75) / 21.25
+    assert row.baselines == {"parameters": 1.1, "operations": 1.2, "seconds": seconds}
     assert (row.source, row.held) == (1.04, True)
 
 
 def test_a_missed_target_has_no_cost():
-    missed = Trained("first", 10, [curve([4.0, 3.0]), curve([4.0, 2.0])])
-    one, two = summary([missed, Trained("other", 10, [curve([4.0, 2.0])])], 2.5).to_dict("records")
+    missed = Trained("first", 10, 100, [curve([4.0, 3.0]), curve([4.0, 2.0])])
+    one, two = summary([missed, Trained("other", 10, 100, [curve([4.0, 2.0])])], 2.5).to_dict(
+        "records"
+    )
     assert (one["seeds that missed"], one["best"]) == (1, 2.5)
     assert math.isnan(one["steps"])
     assert two["steps"] == 17.5
     assert math.isnan(two["ratio of steps"])
-    (row,) = compare.stated_rows([missed, Trained("swiglu-bilinear-8", 10, missed.curves)], 2.5)
+    (row,) = compare.stated_rows(
+        [missed, Trained("swiglu-bilinear-8", 10, 100, missed.curves)], 2.5
+    )
     assert (row.value, row.low, row.high, row.held) == (None, None, None, None)
-    assert row.baselines == {"parameters": 1, "seconds": None}
+    assert row.baselines == {"parameters": 1, "operations": None, "seconds": None}
+
+
+def test_operations_are_those_of_the_products():
+    d, hidden, time, vocab = 16, 20, 8, 30
+    sizes = {"d_model": d, "n_heads": 2, "d_hidden": hidden, "n_ctx": time, "vocab_size": vocab}
+    config = LanguageConfig(n_layers=2, mlp="swiglu", attention="softmax", **sizes)
+    layer = 4 * d * d + 3 * d * hidden
+    products = 2 * time * (2 * layer + d * vocab) + 2 * 4 * time * time * d
+    assert compare.count_operations(config) == products
 
 
 def test_finished_trainings_are_used_again(tmp_path, monkeypatch):

@@ -146,6 +146,16 @@ def test_the_page_begins_with_a_question_and_its_answer(summary, tmp_path):
     assert dict(summary.facts())["perplexity"] == perplexity
 
 
+def test_operations_of_a_token_are_counted(llama):
+    facts = dict(read_summary(llama, None, "t3 t4 t5", against="t4 t4 t5").facts())
+    config, time = llama.model.config, 3
+    d, hidden, n = config.hidden_size, config.intermediate_size, config.num_hidden_layers
+    of_keys = config.num_key_value_heads / config.num_attention_heads
+    products = n * ((2 + 2 * of_keys) * d * d + 3 * d * hidden) + d * config.vocab_size
+    attention = n * 2 * 2 * time * d
+    assert facts["operations of a token, forward"] == round(2 * products + attention)
+
+
 def test_without_texts_it_is_a_sentence_that_the_model_answers(llama, tmp_path):
     story = bilens.load("story")
     summary = read_summary(story)

@@ -25,6 +25,7 @@ from bilens.sections import Columns, Fact
 from bilens.settings import Count
 from bilens.transformer import ResidualModel
 from bilens.transformer.passes import last_streams, logit_of
+from bilens.transformer.running import counting_operations
 from bilens.transformer.tokens import require_tokenizer
 
 EXAMPLES = (
@@ -147,12 +148,15 @@ def read_summary(
         )
     if not against and corpus is not None:
         against = second_text(model, corpus, prompt)
-    logits = model.logits(model.ids(prompt)[None])[0, -1]
+    ids = model.ids(prompt)
+    with counting_operations() as counter:
+        logits = model.logits(ids[None])[0, -1]
+    operations = round(counter.get_total_flops() / len(ids))
     best = logits.topk(min(6, len(logits))).indices.tolist()
     names = token_names(model, best)
     probabilities = logits.softmax(-1)[best].tolist()
     return LanguageSummary(
-        about=model_facts(model, corpus),
+        about=(*model_facts(model, corpus), ("operations of a token, forward", operations)),
         vocab_size=model.vocab_size,
         text_loss=loss,
         next_tokens={

@@ -13,7 +13,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
+from torch.utils.flop_counter import FlopCounterMode
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -35,6 +37,16 @@ def attention_choice(model: Any) -> str | None:
     choice: str | None = getattr(model.config, "_attn_implementation", None)
     # Another thread may be within `recording_attention`.
     return None if choice is None else choice.removeprefix(PREFIX)
+
+
+@contextmanager
+def counting_operations() -> Iterator[FlopCounterMode]:
+    """Count the floating-point operations of matrix products, by torch's own counter.
+
+    Fused attention of a CPU is not counted by it, so that attention takes its plain kernel within.
+    """
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        yield counter
 
 
 @contextmanager
