@@ -15,14 +15,14 @@ from bilens.flows.both_models import BothModels
 from bilens.flows.interval import Interval
 from bilens.transformer import ResidualModel
 from tests.families import EACH, MIXTURES, exact_norms, family_view, tiny
-from tests.flows.test_diff import FLOAT32, UNKNOWN, tuned_from
+from tests.flows.test_diff import FLOAT32, tuned_from
 from tests.models import TOKENS, random_model
 from tests.nightly import nightly
 
 QUESTIONS = [
     Question("t3 t9 t4 t2 t7", "t5", "t7"),
     Question("t3 t9 t4", ("t5", "t8"), ("t7", "t9", "t1"), target="log-probability"),
-    Question("t1 t2 t9 t2 t6", "t8", "t4", against="t1 t2 t5 t2 t6"),
+    Question("t6 t2 t9 t2 t6", "t8", "t4", against="t6 t2 t5 t2 t6"),
     Question("t9 t2 t9", "t5", "t7"),
     Question("t3 t9 t5 t2 t8", ("t1", "t5")),
 ]
@@ -80,8 +80,6 @@ def dense_slopes(models: BothModels, at: float) -> torch.Tensor:
 def test_slopes_are_derivatives_along_the_change(name):
     view = a_view(name)
     other = tuned_from(view)
-    if name in UNKNOWN:
-        pytest.skip("refused by name")
     asked = [question for question in QUESTIONS if question.target == "logit"]
     with exact_norms():
         models = diffs(view, other, asked).models

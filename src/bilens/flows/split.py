@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn import functional
 
 from bilens.checks import ROUNDING, check_sum, detached
 from bilens.errors import BilensError
@@ -362,6 +363,11 @@ def check_flow(flow: Flow) -> None:
 
 
 @rule("bilinear_attention")
-def _attended(mode: Rules, func: Any, *inputs: Any, **options: Any) -> Tensor:
+def _attended(mode: Rules, func: Any, q: Tensor, k: Tensor, *others: Any, **options: Any) -> Tensor:
+    constant = options.pop("constant", None)
     with mode:
-        return func(*inputs, **options, kernel="reference")
+        if constant is not None:
+            # One more coordinate of queries and keys, since both models may have their own.
+            added = constant.reshape(-1, q.shape[1], 1, 1).expand(len(q), -1, q.shape[2], 1)
+            q, k = torch.cat([q, added], -1), functional.pad(k, (0, 1), value=1)
+        return func(q, k, *others, **options, kernel="reference")

@@ -218,7 +218,8 @@ class SwitchedRules(Rules):
 
     def _other(self, func: Any, types: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Return the result of an operation on activations and on weights that are the same."""
-        if self.at is None:
+        # Kernels of attention take one constant for all texts; their rule takes one for each.
+        if self.at is None or getattr(func, "__name__", "") == "bilinear_attention":
             return super().__torch_function__(func, types, args, kwargs)
         if func is torch._C._set_grad_enabled:  # derivatives pass `no_grad` of the model's code
             return None

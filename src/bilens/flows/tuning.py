@@ -31,7 +31,7 @@ from bilens.flows.both_models import (
 )
 from bilens.flows.fitted import fit
 from bilens.flows.interval import Interval, interval_columns
-from bilens.flows.question import Against, Answer, Question
+from bilens.flows.question import Against, Answer, Question, Tokens
 from bilens.flows.sources import Questions, as_questions
 from bilens.flows.switches import SwitchedRules
 from bilens.language.names import shown_tokens
@@ -268,7 +268,7 @@ def diff(
     tuned: ResidualModel | str | Path,
     text: str | Int[Tensor, " time"],
     token: Answer,
-    minus: str | Sequence[str] = (),
+    minus: Tokens = (),
     *,
     against: Against | None = None,
     target: Target = "logit",
