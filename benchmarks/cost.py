@@ -27,6 +27,8 @@ from bilens.flows import Question, flow, read_lens, read_pairs
 from bilens.transformer import ResidualModel
 
 TASK, TOKENS, NODES = "agreement", 32, 20
+QUESTIONS = [24, 72]
+"""Of a template, and of the task."""
 BILLION = [2048, 8192, 16]
 """Width, hidden units and layers of Llama 3.2 1B."""
 
@@ -57,6 +59,7 @@ def readings(model: ResidualModel, pairs: list[Question]) -> dict[str, tuple[Any
         weight.data.mul_(1.01)
     template = [x for x in pairs if x.template == asked.template]
     count = f"{len(pairs)} questions, three templates"
+    assert [len(template), len(pairs)] == QUESTIONS
     return {
         "flow": (partial(flow, *given, labels=0, **options), first),
         f"flow, {NODES} nodes labelled": (partial(flow, *given, **options), first),
@@ -109,6 +112,7 @@ def main() -> None:
                 "task": TASK,
                 "tokens": TOKENS,
                 "nodes": NODES,
+                "questions of a template, and of the task": QUESTIONS,
                 "weights, billions": [0.135, 1.24],
                 "rows": "median and range of the turns",
             },

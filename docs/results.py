@@ -43,7 +43,18 @@ GROUPS = {
 }
 """Headings of the page, and the names of their files."""
 OF_THE_PROJECT = (
-    *("calls", "checks", "families", "help", "odd_values", "pages", "radii", "right", "size"),
+    *(
+        "calls",
+        "checks",
+        "cost",
+        "families",
+        "help",
+        "odd_values",
+        "pages",
+        "radii",
+        "right",
+        "size",
+    ),
     "unseen_templates",
 )
 """Files that the page leaves out: about the project itself, or with a page of their own."""

@@ -73,6 +73,16 @@ def families(results: Mapping[str, Row]) -> str:
     return "\n".join(parts)
 
 
+def cost(results: Mapping[str, Row]) -> str:
+    """Return tables of passes by reading, and of seconds a pass."""
+    measured = results["cost"]
+    parts = [f"`{measured['command']}`, cost.json, {measured['commit']}\n"]
+    for unit, header in {"passes of both texts": ("reading", "passes"), "s": ("pass", "s")}.items():
+        rows = [row for row in measured["rows"] if row["unit"] == unit]
+        parts.append(lines(header, [(row["claim"], number(row["value"])) for row in rows]))
+    return "\n".join(parts)
+
+
 def _reading(row: Row, kind: str) -> str:
     reason, error = row[f"{kind}: refused by"], row[kind]
     if reason:
@@ -83,6 +93,7 @@ def _reading(row: Row, kind: str) -> str:
 PAGES = {
     DOCS / "ideas" / "unseen-templates.md": unseen_templates,
     DOCS / "howto" / "convert.md": families,
+    DOCS / "howto" / "cost.md": cost,
 }
 """Pages, each with the function that makes its tables."""
 
