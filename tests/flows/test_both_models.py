@@ -1,7 +1,9 @@
 """Two models on many questions: batches, derivatives between both, Shapley values, and undoing."""
 
 import copy
+import gc
 import math
+import weakref
 
 import pytest
 import torch
@@ -10,9 +12,10 @@ from torch.func import functional_call
 import bilens
 from bilens import BilensError
 from bilens.convert import save_model
-from bilens.flows import Question, diff, diffs
+from bilens.flows import Question, both_models, diff, diffs
 from bilens.flows.both_models import BothModels
 from bilens.flows.interval import Interval
+from bilens.flows.switches import SwitchedRules
 from bilens.transformer import ResidualModel
 from tests.families import EACH, MIXTURES, exact_norms, family_view, tiny
 from tests.flows.test_diff import FLOAT32, tuned_from
@@ -185,3 +188,24 @@ def test_weights_stay_what_and_where_they_are(name, low_memory, tmp_path):
             kept = getattr(pair, side)
             assert kept.dtype == torch.bfloat16
             assert kept.data_ptr() == parameters[side][weight].data_ptr()
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "qwen3-experts"])
+def test_a_graph_is_freed_with_its_rules(name, monkeypatch):
+    view, made = family_view(name), []
+    models = diffs(view, tuned_from(view), QUESTIONS).models
+
+    def rules(*given):
+        made.append(weakref.ref(found := SwitchedRules(*given)))
+        return found
+
+    monkeypatch.setattr(both_models, "SwitchedRules", rules)
+    gc.collect()
+    gc.disable()
+    try:
+        models.flows()
+        models.slopes(0.5)
+        assert len(made) == 2 * len(models.groups)
+        assert [reference() for reference in made] == [None] * len(made)
+    finally:
+        gc.enable()

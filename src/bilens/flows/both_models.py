@@ -275,6 +275,9 @@ def _pulled(
     with torch.enable_grad():
         (values @ torch.tensor(signs).to(values)).backward()
     forget_kept()
+    # They hold the graph, which holds the rules: a cycle that only the collector would free.
+    rules.mixes.clear()
+    rules.experts = None
     return values.detach()
 
 

@@ -230,22 +230,23 @@ class SwitchedRules(Rules):
     def _of_weights(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Return what follows from weights alone, such as 1 + W or W[expert], with both values."""
         names: dict[str, None] = {}
-
-        def tuned(value: Any) -> Any:
-            if (pair := self.pair(value)) is not None:
-                names[pair.name] = None
-                return pair.tuned
-            if type(value) in (list, tuple):
-                return type(value)(map(tuned, value))
-            return value
-
         result = func(*args, **kwargs)
-        other = func(*map(tuned, args), **{name: tuned(x) for name, x in kwargs.items()})
+        named = {name: self._tuned(x, names) for name, x in kwargs.items()}
+        other = func(*self._tuned(list(args), names), **named)
         both = zip(tensors_in((result,)), tensors_in((other,)), strict=True)
         for base, of_tuned in both:
             if base.is_floating_point():
                 self._pairs[id(base)] = WeightPair("+".join(names), of_tuned, base)
         return result
+
+    def _tuned(self, value: Any, names: dict[str, None]) -> Any:
+        """Return an argument with tuned weights, and note their names."""
+        if (pair := self.pair(value)) is not None:
+            names[pair.name] = None
+            return pair.tuned
+        if type(value) in (list, tuple):
+            return type(value)(self._tuned(x, names) for x in value)
+        return value
 
     def _switched(self, name: str, change: Tensor, axes: int) -> Tensor:
         """Return a change times a switch, with its axes of texts and some more."""
