@@ -38,8 +38,6 @@ Target = Literal["logit", "log-probability", "probability"]
 """The number that a flow splits; the last two between two texts."""
 Keep = Annotated[float, Between(0, 1.15)]
 """Least f on the questions that decide the size of a circuit."""
-Left = Annotated[float, Between(0, 1)]
-"""Largest f of everything but the circuit there."""
 Level = Literal["stages", "parts"]
 """What carries an answer: a few ranges of layers, or heads and MLPs one by one."""
 

@@ -11,7 +11,7 @@ from bilens.circuits.controls import verdict
 from bilens.circuits.measures import Split, find_circuit, part_effects
 from bilens.circuits.patching import parts_in
 from bilens.circuits.reading import _of_the_others, curve_said
-from bilens.circuits.search import HIGHEST, KEEP, SLACK, necessary, search_circuit
+from bilens.circuits.search import HIGHEST, KEEP, SLACK, search_circuit
 from bilens.errors import BilensError
 from bilens.flows import Question
 from tests.flows.flows import QUESTIONS, answered, check_gradient, write_questions
@@ -124,7 +124,7 @@ def test_a_size_that_misses_the_bounds_and_is_taken_is_said(reading):
         circuit = replace(answer.circuit, found=replace(found, sizes=sizes, holds=True))
         return "not within the" in reading.text(replace(answer, circuit=circuit))
 
-    least = reading.limits[0]
+    least = reading.keep
     assert is_said(least - 0.04)
     assert is_said(HIGHEST + 0.04)
     assert not any(map(is_said, (least, 1.0, HIGHEST)))
@@ -146,36 +146,9 @@ def test_the_circuit_of_a_model_with_known_parts_is_these():
     first.attn.out.weight[:, view.layer(0).heads.d_head :].zero_()
     second.mlp.out.weight.mul_(30)
     split = Split.of(Cases.of(view, QUESTIONS), range(4), "")
-    found = find_circuit([split], 0.999, 0.1)
+    found = find_circuit([split], 0.999)
     assert {str(part) for part in parts_in(found.mask)} == {"head.0.0", "mlp.1"}
     assert found.measured.restored.value == pytest.approx(1)
-    assert [str(part) for part in parts_in(found.needed)] == ["head.0.0"]
-
-
-def test_parts_are_added_until_little_is_left(view, templates):
-    cases = Cases.of(view, [x for questions in templates for x in questions[:5]])
-    start = torch.zeros(cases.shape, dtype=torch.bool)
-    start[0, -1] = True
-
-    def left(mask):
-        return cases.shares((~mask)[None].double())[0].tolist()
-
-    for limit in (0.5, 0.1, 0.0):
-        mask = necessary(start, start & False, cases, limit)
-        assert mask[0, -1]
-        assert max(left(mask)) <= limit
-    assert necessary(start, start & False, cases, 1e9).equal(start)
-    # The first that is added takes away most, on the template with most left.
-    worst = left(start).index(max(left(start)))
-    one = necessary(start, start & False, cases, max(left(start)) - 1e-9)
-    (added,) = (one & ~start).nonzero().tolist()
-
-    def left_with(part):
-        trial = start.clone()
-        trial[tuple(part)] = True
-        return left(trial)[worst]
-
-    assert added == min((~start).nonzero().tolist(), key=left_with)
 
 
 def test_effects_of_parts_are_their_patches(view):
@@ -189,11 +162,10 @@ def test_effects_of_parts_are_their_patches(view):
         assert effect.denoising * change == pytest.approx(expected["denoising"])
 
 
-def test_everything_else_has_the_needed_parts_in_place(view):
+def test_what_is_left_is_that_of_everything_else(view):
     cases = Cases.of(view, QUESTIONS[:2])
-    found = find_circuit([Split("", cases, cases, cases)], 0.9, 1.0)
-    assert (found.others & found.mask).equal(found.needed)
-    assert (found.others | found.mask).all()
+    found = find_circuit([Split("", cases, cases, cases)], 0.9)
+    assert found.others.equal(~found.mask)
     f = cases.faithfulness(found.others[None].double())
     assert found.measured.left.value == pytest.approx(float(f[0]))
 
@@ -270,24 +242,6 @@ def test_one_question_has_parts_at_positions(view):
     assert KEEP <= found.found.sizes[int(found.found.mask.sum())][0] <= HIGHEST
     assert "of the change on this question" in reading.facts()[-1][1]
     assert len(reading.sections()) == 3
-
-
-def test_the_answer_says_which_parts_stay_in_place(view, templates):
-    reading = circuit(view, templates[0], level="parts", keep=0.6)
-    found = reading.circuits[0]
-    left = f"{found.measured.left.value:z.0%} is left"
-    some = found.mask.clone()
-    some.view(-1)[found.mask.flatten().nonzero()[1:]] = False
-    (first,) = parts_in(some)
-    for needed, said in (
-        (found.mask & False, f"Without them {left}"),
-        (some, f"Without them, with {first} in place, {left}"),
-        (found.mask, "Any circuit needs " + ", ".join(map(str, parts_in(found.mask)))),
-    ):
-        (answer,) = reading.answers
-        text = reading.text(replace(answer, circuit=replace(found, needed=needed)))
-        assert said in text
-        assert ("is left" in text) == (not needed.equal(found.mask))
 
 
 def test_questions_come_from_a_file(tmp_path, view):

@@ -96,13 +96,13 @@ def by_stages(view, question):
 
 def by_parts(view, question):
     finding, measuring = Cases.of(view, [question]), Cases.of(view, MEASURING)
-    found = find_circuit([Split("", finding, finding, measuring)], 0.6, 0.1)
+    found = find_circuit([Split("", finding, finding, measuring)], 0.6)
     return of_circuit(found, measuring)
 
 
 def by_measuring(view, question):
     finding, measuring = Cases.of(view, MEASURING), Cases.of(view, [question])
-    found = find_circuit([Split("", finding, finding, measuring)], 0.6, 0.1)
+    found = find_circuit([Split("", finding, finding, measuring)], 0.6)
     return of_circuit(found, measuring)
 
 

@@ -58,7 +58,7 @@ CIRCUITS = {
     "questions holds a str, expected Questions": lambda view: circuit(view, (x for x in ["t1"])),
     "model is a Linear, whose structure is not known": circuit_of(model=torch.nn.Linear(2, 2)),
     "numbers=2, expected 0 to 1": lambda view: Cases.of(view, QUESTIONS[:2]).some([0, 2]),
-    "there are no cases": [lambda: Cases.joined([]), lambda: find_circuit([], 0.9, 0.1)],
+    "there are no cases": [lambda: Cases.joined([]), lambda: find_circuit([], 0.9)],
     "ordering is empty": lambda view: search_circuit([], Cases.of(view, QUESTIONS[:2]), 0.9),
 }
 test_what_no_circuit_takes_is_refused_by_its_name = refused(CIRCUITS)

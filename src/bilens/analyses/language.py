@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 from bilens.analysis import Reading, analysis
 from bilens.errors import BilensError
 from bilens.lazy_imports import lazy_import
-from bilens.options import Keep, Left, Level, Positional, Target, layer_of, token_list
+from bilens.options import Keep, Level, Positional, Target, layer_of, token_list
 from bilens.settings import Between, Count, NotNegative, Seed
 
 if TYPE_CHECKING:
@@ -188,7 +188,6 @@ def circuit(
     questions: str = "",
     level: Level = "stages",
     keep: Keep = 0.95,
-    left: Left = 0.1,
     size: Count | None = None,
     heads: bool = False,
     controls: bool = False,
@@ -220,7 +219,6 @@ def circuit(
         level: Stages, or parts: the heads and MLPs of a circuit one by one, of a single question
             at positions.
         keep: Least share of the change that parts keep on the questions that decide their number.
-        left: Largest share of the change there that is left without the parts.
         size: Number of parts; by default the smallest that keeps enough.
         heads: Of parts only heads, with all MLPs in place.
         controls: Also search for an answer of two words that no question has, and say whether it
@@ -237,7 +235,7 @@ def circuit(
         else [Question(prompt, token_list(token), token_list(minus), against)]
     )
     return circuits.circuit(
-        model, asked, level=level, keep=keep, left=left, size=size, heads=heads, controls=controls
+        model, asked, level=level, keep=keep, size=size, heads=heads, controls=controls
     )
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bilens.circuits.cases import Cases
 from bilens.circuits.patching import exchanged_each, parts_in
-from bilens.circuits.search import KEEP, Found, Scores, necessary, search_circuit
+from bilens.circuits.search import KEEP, Found, Scores, search_circuit
 from bilens.flows.interval import Interval
 from bilens.transformer.changes import Part
 
@@ -58,7 +58,7 @@ class Measured:
     Attributes:
         questions: their number.
         restored: f of the circuit.
-        left: f of everything else, with the needed parts in place.
+        left: f of everything else.
         closeness: 1 minus the mean of |1 - f| over questions.
         right: number of questions whose answer is ahead with the circuit alone; None for vectors.
         answers: number of questions that the model itself answers; None for vectors.
@@ -107,9 +107,7 @@ class Circuit:
 
     Attributes:
         task: its name.
-        found: the search, whose mask may have fewer parts.
-        mask: the parts.
-        needed: those of them that any circuit needs; see `needed_parts`.
+        found: the search, with the mask of the parts.
         measured: what it does on all questions that measure.
         by_template: the same for each template.
         live: parts that are always in place, and do not count: all MLPs in circuits of heads.
@@ -120,14 +118,17 @@ class Circuit:
 
     task: str
     found: Found
-    mask: Bool[Tensor, " *shape"]
-    needed: Bool[Tensor, " *shape"]
     measured: Measured
     by_template: Mapping[str, Measured]
     live: Bool[Tensor, " *shape"]
     effects: tuple[PartEffect, ...] = ()
     left_out: "Mapping[str, Circuit]" = field(default_factory=dict)
     control: "Circuit | None" = None
+
+    @property
+    def mask(self) -> Bool[Tensor, " *shape"]:
+        """The parts, with those that are always in place."""
+        return self.found.mask
 
     @property
     def parts(self) -> Bool[Tensor, " *shape"]:
@@ -146,8 +147,8 @@ class Circuit:
 
     @property
     def others(self) -> Bool[Tensor, " *shape"]:
-        """The mask of all parts that are not in the circuit, and of those that any needs."""
-        return ~self.mask | self.needed | self.live
+        """The mask of all parts that are not in the circuit."""
+        return ~self.parts
 
     def on(self, cases: Cases) -> Measured:
         """Return what it does on other questions."""
@@ -162,7 +163,6 @@ class Circuit:
 def find_circuit(
     splits: Sequence[Split],
     keep: float = KEEP,
-    left: float = 0.1,
     *,
     measuring: Cases | None = None,
     scores: Scores = Cases.scores,
@@ -172,8 +172,8 @@ def find_circuit(
     """Return the circuit of some templates, measured on questions that did not find it.
 
     These are by default those of the templates that measure. It is the smallest that
-    `search_circuit` finds, with the parts without which at most `left` is left; or has `size`
-    parts. With `heads` all MLPs are in place, and only heads are searched.
+    `search_circuit` finds, or has `size` parts. With `heads` all MLPs are in place, and only heads
+    are searched.
     """
     deciding = Cases.joined([split.deciding for split in splits])
     live = torch.zeros_like(deciding.everything)
@@ -181,35 +181,10 @@ def find_circuit(
     live &= deciding.everything
     ordering = [split.ordering for split in splits]
     found = search_circuit(ordering, deciding, keep, scores, size=size, live=live)
-    mask, needed = found.mask, torch.zeros_like(live)
-    if size is None and not heads:
-        needed = needed_parts(mask, deciding)
-        mask = necessary(mask, needed, deciding, left)
     measuring = measuring or Cases.joined([split.measuring for split in splits])
-    total, by_template = measured(measuring, mask, ~mask | needed | live)
+    total, by_template = measured(measuring, found.mask, ~found.mask | live)
     task = measuring.cases[0].question.task
-    return Circuit(task, found, mask, needed, total, by_template, live)
-
-
-def needed_parts(mask: Bool[Tensor, " *shape"], deciding: Cases) -> Bool[Tensor, " *shape"]:
-    """Return the parts of a circuit that any circuit needs.
-
-    They are in the first half of the layers, and encode the tokens for whatever is asked about
-    them: without one, more than three quarters of the change are lost on every template, in the
-    circuit and in the whole model, on two questions of each.
-    """
-    needed = mask.clone()
-    needed[(len(mask) + 1) // 2 :] = False
-    # The circuit and one question tell for most that they are not.
-    few = deciding.some([i for numbers in deciding.templates.values() for i in numbers[:2]])
-    for whole, cases in ((mask, few.some([0])), (mask, few), (deciding.everything, few)):
-        places = needed.flatten().nonzero().flatten()
-        if len(places):
-            trials = whole.flatten().repeat(len(places), 1)
-            trials[torch.arange(len(places)), places] = False
-            shares = cases.shares(trials.reshape(-1, *mask.shape).cpu().double())
-            needed.view(-1)[places[shares.amax(1) >= 0.25]] = False
-    return needed
+    return Circuit(task, found, total, by_template, live)
 
 
 @torch.no_grad()

@@ -30,7 +30,7 @@ from bilens.flows.interval import LEAST
 from bilens.flows.question import Question
 from bilens.flows.sources import AnyModel, Questions, as_questions, opened
 from bilens.language.names import in_words, shown_tokens
-from bilens.options import Keep, Left, Level
+from bilens.options import Keep, Level
 from bilens.progress import progress_bar
 from bilens.sections import Columns, Fact, by_column
 from bilens.settings import Count
@@ -75,7 +75,7 @@ class CircuitReading(Reading):
         transfer: of several tasks, what the answer of each (row) does on the questions of each
             (column).
         n_parts: number of heads and MLPs, or of heads, at each position for a single question.
-        limits: least f of a circuit of parts, and the largest f of everything else.
+        keep: least f of a circuit of parts.
         notes: warnings about the tokens.
     """
 
@@ -85,7 +85,7 @@ class CircuitReading(Reading):
     answers: tuple[TaskAnswer, ...]
     transfer: tuple[tuple[Measured, ...], ...]
     n_parts: int
-    limits: tuple[float, float]
+    keep: float
     notes: tuple[str, ...] = ()
 
     title: ClassVar[str] = "Circuit"
@@ -117,8 +117,7 @@ class CircuitReading(Reading):
         return " ".join(filter(None, [answer.premise, *said, answer.control]))
 
     def _parts_said(self, circuit: Circuit) -> list[str]:
-        keep, most = self.limits
-        measured, found = circuit.measured, circuit.found
+        keep, measured, found = self.keep, circuit.measured, circuit.found
         thing = "heads, with all MLPs in place," if circuit.live.any() else "parts"
         parts = f"{circuit.size} of {self.n_parts:,} {thing}"
         text = f"{parts} restore {_restored(measured)}"
@@ -128,7 +127,7 @@ class CircuitReading(Reading):
                 f"change. The best, {parts}, restores {_restored(measured)}"
             )
         sentences = [f"{text}."]
-        decided = found.sizes[int((found.mask & ~circuit.live).sum())]
+        decided = found.sizes[circuit.size]
         mean = sum(decided) / len(decided)
         if len(found.sizes) > 1 and circuit.holds and not keep - 1e-4 <= mean <= HIGHEST:
             bounds = f"{keep:.0%} to {HIGHEST:.0%}"
@@ -143,13 +142,7 @@ class CircuitReading(Reading):
             sentences.append(curve)
         if measured.restored.value > 1.2:
             sentences.append("That is more than all, since parts that oppose the answer are out.")
-        needed = ", ".join(map(str, parts_in(circuit.needed)))
-        kept = f", with {needed} in place," if needed else ""
-        left = f"Without them{kept} {measured.left.value:z.0%} is left"
-        if measured.left.value > most and not circuit.live.any():
-            left += f", more than the {most:.0%} that were asked for"
-        sentences.append(f"Any circuit needs {needed}." if circuit.needed.equal(circuit.mask)
-                         else f"{left}.")  # fmt: skip
+        sentences.append(f"Without them {measured.left.value:z.0%} is left.")
         return sentences
 
     def columns(self) -> Columns:
@@ -166,15 +159,11 @@ class CircuitReading(Reading):
         else:
             for circuit in self.circuits:
                 assert isinstance(circuit, Circuit)
-                needed, core = parts_in(circuit.needed), parts_in(circuit.core)
+                core = parts_in(circuit.core)
                 for effect in circuit.effects:
-                    notes = []
-                    if effect.part in needed:
-                        notes.append("needed by any circuit")
-                    if circuit.left_out and effect.part in core:
-                        notes.append("in all circuits")
+                    note = "in all circuits" * (bool(circuit.left_out) and effect.part in core)
                     numbers = (effect.noising, effect.denoising)
-                    rows.append((circuit.task, str(effect.part), *numbers, ", ".join(notes)))
+                    rows.append((circuit.task, str(effect.part), *numbers, note))
             names = ["task", "part", "noising", "denoising", "note"]
         columns = dict(by_column(names, rows))
         for name in ("task", "note"):
@@ -195,7 +184,6 @@ def circuit(
     *,
     level: Level = "stages",
     keep: Keep = KEEP,
-    left: Left = 0.1,
     size: Count | None = None,
     heads: bool = False,
     controls: bool = False,
@@ -223,7 +211,6 @@ def circuit(
             as many tokens; else tokens that are as far from the end stand against each other.
         level: stages, or parts.
         keep: least f of parts, on the questions that decide the size.
-        left: largest f there of everything but the parts. Parts are added until it is met.
         size: number of parts, which is then not searched.
         heads: of parts only heads, with all MLPs in place.
         controls: also search for an answer that is nonsense, and say whether it is told apart.
@@ -234,7 +221,7 @@ def circuit(
             finds would measure in another task, or an option of parts is given for stages.
         MemoryLimitError: there are more questions than fit into memory.
     """
-    _check_options(level, keep, left, size, heads=heads)
+    _check_options(level, keep, size, heads=heads)
     model, questions = opened(model), as_questions(questions)
     everything = Cases.of(model, questions, any_length=len(questions) > 1)
     tasks = different(everything.cases)
@@ -250,7 +237,7 @@ def circuit(
     answers = list[TaskAnswer]()
     search: Find = find_stages
     if level == "parts":
-        search = partial(find_circuit, keep=keep, left=left, size=size, heads=heads)
+        search = partial(find_circuit, keep=keep, size=size, heads=heads)
     with progress_bar(f"circuit of {level}", total=searches) as bar:
 
         def find(splits: Sequence[Split], measuring: Cases | None = None) -> Answer:
@@ -274,25 +261,19 @@ def circuit(
         answers=tuple(answers),
         transfer=matrix,
         n_parts=int((everything.everything & ~getattr(first, "live", first.mask & False)).sum()),
-        limits=(keep, left),
+        keep=keep,
         notes=token_hints(model, questions),
     )
 
 
-def _check_options(
-    level: Level, keep: float, left: float, size: int | None, *, heads: bool
-) -> None:
+def _check_options(level: Level, keep: float, size: int | None, *, heads: bool) -> None:
     """Raise for an option that has no effect beside the others."""
-    of_search = {"keep": keep, "left": left}
-    changed = {name: x for name, x in of_search.items() if x != {"keep": KEEP, "left": 0.1}[name]}
-    for name, given in (changed | {"size": size, "heads": heads}).items():
-        if level == "stages" and (given or name in changed):
+    of_parts = {"keep": keep if keep != KEEP else None, "size": size, "heads": heads}
+    for name, given in of_parts.items():
+        if level == "stages" and given not in (None, False):
             raise BilensError(f"{name}={given} is of parts; add level='parts', or leave it out")
-        if name in changed and (size or (heads and name == "left")):
-            beside = "size" if size else "heads"
-            raise BilensError(
-                f"{name}={given} has no effect beside {beside}; leave one of them out"
-            )
+    if size and keep != KEEP:
+        raise BilensError(f"keep={keep} has no effect beside size; leave one of them out")
 
 
 Find = Callable[..., Answer]

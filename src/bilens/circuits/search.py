@@ -118,36 +118,3 @@ def search_circuit(
     else:
         high = min((x for x in tried if x <= largest), key=miss)
     return Found(masks[high], orders[0], miss(high) <= SLACK, tried)
-
-
-def necessary(
-    mask: Bool[Tensor, " *shape"],
-    needed: Bool[Tensor, " *shape"],
-    deciding: Cases,
-    left: float,
-    largest: int = LARGEST,
-) -> Bool[Tensor, " *shape"]:
-    """Return a circuit with further parts, without which at most `left` of the change is left.
-
-    While more is left on a template, the part with the largest measured effect in the run without
-    the circuit is added. Measured are the sixteen of the largest gradients there.
-    """
-    while int(mask.sum()) < largest:
-        others = (~mask | needed).cpu().double()[None]
-        remains = deciding.shares(others)[0].tolist()
-        if max(remains) <= left or not others.any():
-            break
-        worst = deciding.some([*deciding.templates.values()][remains.index(max(remains))])
-        slopes = worst.gradient(others, [1.0]).masked_fill(mask | (others[0] == 0), -torch.inf)
-        trials = slopes.flatten().argsort(descending=True)[:16]
-        trials = trials[slopes.flatten()[trials] > -torch.inf]
-        if not len(trials):
-            break
-        without = others.flatten().repeat(len(trials), 1)
-        without[torch.arange(len(trials)), trials] = 0
-        values = worst.faithfulness(without.reshape(-1, *mask.shape))
-        if float(values.min()) >= max(remains):
-            break
-        mask = mask.clone()
-        mask.view(-1)[trials[values.argmin()]] = True
-    return mask

@@ -99,7 +99,7 @@ def circuit_plot(reading: CircuitReading, *, width: int = CHART, model: str = ""
 
 def _picture(reading: CircuitReading, answer: Answer, width: int, model: str = "") -> Figure:
     if isinstance(answer, Circuit):
-        return _curve(answer, reading.limits[0], width)
+        return _curve(answer, reading.keep, width)
     title = reading.heading if len(reading.circuits) == 1 else answer.task
     return stages_figure(answer, len(answer.mask), title, width, model)
 
@@ -219,15 +219,14 @@ def _found(answer: Answer) -> dict[str, Any]:
             heads = [{"head": name, "alone": f} for name, f in stage.strongest]
             stages.append({**asdict(stage), "strongest": heads})
         return {"stages": stages, "inside": inside, "parts and places": every}
-    needed, core = parts_in(answer.needed), parts_in(answer.core)
+    core = parts_in(answer.core)
     effects = {effect.part: effect for effect in answer.effects}
     parts = []
     for part in parts_in(answer.parts):
         numbers = {}
         if part in effects:
             numbers = {x: getattr(effects[part], x) for x in ("noising", "denoising")}
-        in_all = {"needed": part in needed, "core": part in core}
-        parts.append({"part": str(part), **numbers, **in_all})
+        parts.append({"part": str(part), **numbers, "core": part in core})
     sizes = [{"size": n, "restored": list(f)} for n, f in sorted(answer.found.sizes.items())]
     return {"holds": answer.holds, "size": answer.size, "parts": parts, "sizes": sizes}
 
