@@ -6,7 +6,7 @@ runs at once. Then each d_head, length and direction of the pass has a line in b
 line has the same launches in a CUDA graph, without the host. Squared attention of other packages is
 timed if they are installed: `parallel_rebased` of flash-linear-attention, and `power_retention` of
 degree 2 of retention. The floor is the time of the kernels' matrix products only, at the rate of
-one large product here. `python -m benchmarks.step` has training steps.
+one large product here.
 """
 
 import math

@@ -45,8 +45,6 @@ step() { # name, then a command: its output goes to a file, as it comes
   step tensorise "$python" -m bilens reproduce tensorise --scale "$scale" \
     --output "$out/reproduced"
   step attention "$python" -m benchmarks.gpu
-  step step "$python" -m benchmarks.step $(pick "--attention squared --length 64 --tokens 128" \
-    "--preset 500m --compile --precision bf16 --length 1024 8192")
   step flow "$python" -m benchmarks.flow_time $(pick "--tokens 4 --turns 1" "")
   step flow_1b "$python" -m benchmarks.flow_time --llama \
     $(pick "64 128 2 --tokens 4 --turns 1" "2048 8192 16 --tokens 8 32 128 --turns 3")

@@ -20,41 +20,20 @@ GROUPS = {
     "Images": [
         *("fig2", "fig3", "fig4", "noises", "fig5", "fig6", "fig9", "leading", "bonds", "masks"),
         *("case_digits", "case_svd", "case_sae", "case_pairs", "extrema", "small_layers"),
-        *("certify", "cut_promise"),
+        "certify",
     ],
     "Language models": [
-        *("stories", "story", "larger_story", "grammar", "compare", "anneal", "linear_gates"),
+        *("stories", "story", "grammar", "compare", "anneal", "linear_gates"),
         *("tensorise", "tensorise_own", "tensor_readings"),
     ],
     "Circuits and flows": ["coverage", "patching", "labels"],
     "Exactness and speed": [
-        *(
-            "flow_memory",
-            "flow_time",
-            "attention",
-            "step",
-            "large",
-            "device_map",
-            "gpu",
-            "peers",
-            "tasks",
-        )
+        *("flow_memory", "flow_time", "attention", "large", "device_map", "gpu", "tasks")
     ],
 }
 """Headings of the page, and the names of their files."""
 OF_THE_PROJECT = (
-    *(
-        "calls",
-        "checks",
-        "cost",
-        "families",
-        "help",
-        "odd_values",
-        "pages",
-        "radii",
-        "right",
-        "size",
-    ),
+    *("checks", "cost", "families", "odd_values", "radii", "right", "size"),
     "unseen_templates",
 )
 """Files that the page leaves out: about the project itself, or with a page of their own."""

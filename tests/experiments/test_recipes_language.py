@@ -4,7 +4,6 @@ import json
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
-from math import log
 from pathlib import Path
 
 import pandas as pd
@@ -20,7 +19,7 @@ from bilens.nn.settings import LanguageSettings
 from bilens.train.settings import PRESETS
 from bilens.transformer import ResidualModel
 from experiments import grammar as recipe
-from experiments import larger_story, story
+from experiments import story
 from tests.experiments.tiny import check_rows, write_gzip
 from tests.models import grammar_view, random_model
 
@@ -89,15 +88,6 @@ def test_held_out_stories_are_not_those_of_training(story_context):
     rows = torch.cat([row["input_ids"] for row in corpus.train])
     trained = story.spelling(corpus.tokenizer.decode(rows))
     assert not [text for text in held_out if story.spelling(text) in trained]
-
-
-def test_a_larger_story_model_is_measured_beside_the_one_that_ships(story_context, monkeypatch):
-    monkeypatch.setattr(story, "stories260K", lambda _: "story")
-    # Its vocabulary of 300 tokens has few of the words.
-    monkeypatch.setattr(story, "fitting", lambda *_: ([True], [False]))
-    bits, loss, *_ = check_rows(larger_story.run(story_context)).rows
-    assert bits.value > bits.baselines["the model that ships"]  # it has not learned
-    assert loss.value == pytest.approx(log(4096), rel=0.1)
 
 
 def test_the_share_of_talk_counts_both_tokens():
