@@ -261,24 +261,23 @@ def plain(value: Any) -> Any:
     an address of a part, its text. A number that is not finite becomes null, for JSON has no other
     name of it.
     """
-    if isinstance(value, Integral) and not isinstance(value, bool):
-        value = int(value)
-    elif isinstance(value, Real) and not isinstance(value, bool):
-        value = float(value) if math.isfinite(value) else None
-    elif isinstance(value, Mapping):
-        value = {str(name): plain(content) for name, content in value.items()}
-    elif is_dataclass(value):
-        shown_fields = [field.name for field in fields(value) if field.repr]
-        value = {name: plain(getattr(value, name)) for name in shown_fields}
+    if is_dataclass(value):
+        value = {field.name: getattr(value, field.name) for field in fields(value) if field.repr}
     elif hasattr(value, "to_dict"):
-        value = [plain(row) for row in value.to_dict("records")]
+        value = value.to_dict("records")
     elif hasattr(value, "tolist"):
-        value = plain(value.tolist())
-    elif isinstance(value, list | tuple) and type(value).__str__ is object.__str__:
-        value = [plain(item) for item in value]
-    elif not isinstance(value, str | bool | None):
-        value = str(value)
-    return value
+        value = value.tolist()
+    if isinstance(value, str | bool | None):
+        return value
+    if isinstance(value, Mapping):
+        return {str(name): plain(content) for name, content in value.items()}
+    if isinstance(value, list | tuple) and type(value).__str__ is object.__str__:
+        return [plain(item) for item in value]
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real):
+        return float(value) if math.isfinite(value) else None
+    return str(value)
 
 
 def fact_text(name: str, value: str | float) -> str:

@@ -158,6 +158,16 @@ def check_names(
             raise CheckpointError(f"{source}: {complaint} {what}: {listed}. {remedy}")
 
 
+WORDS: dict[Any, str] = {
+    **{int: "a whole number", SupportsIndex: "a whole number", float: "a finite number"},
+    **{str: "text", bool: "true or false", NoneType: "none"},
+    **{Path: "a path", Callable: "a function"},
+}
+"""Types in words."""
+NUMBERS = {"Float": "real numbers", "Int": "whole numbers", "Bool": "booleans"}
+"""Numbers of a tensor in words, by the names in `jaxtyping`."""
+
+
 @cache
 def _checks_of_fields(kind: type[Any]) -> Checks:
     hints = get_type_hints(kind, include_extras=True)
@@ -173,24 +183,25 @@ def checker(hint: Any) -> Check:  # noqa: PLR0911  one for each kind of annotati
     tuple passes for both, a text for neither, and all of their items are checked, as are those of
     dictionaries. Anything else is an instance.
     """
-    kind, parts = get_origin(hint) or hint or NoneType, get_args(hint)
+    kind, parts = get_origin(hint) or hint, get_args(hint)
     if hint in (bool, int, float):
         return partial(_is_number, hint)
     if kind is Literal:
-        return lambda value: any(type(value) is type(x) and value == x for x in parts)
+        allowed = [(type(x), x) for x in parts]
+        return lambda value: (type(value), value) in allowed
     if kind is Annotated:
         tests = [checker(parts[0]), *(x.holds for x in parts[1:] if isinstance(x, Between))]
         return lambda value: all(test(value) for test in tests)
     if kind in (Union, UnionType):
-        tests = [checker(part) for part in parts]
+        tests = [*map(checker, parts)]
         return lambda value: any(test(value) for test in tests)
-    if _is_list(kind) and parts:
-        return _items(kind, parts)
-    if isinstance(kind, type) and issubclass(kind, Mapping) and parts:
-        is_name, is_content = map(checker, parts)
+    if parts and _is_of(kind, Mapping):
+        names, contents = (_items(list, (part,)) for part in parts)
         return lambda value: (
-            isinstance(value, kind) and all(is_name(x) and is_content(y) for x, y in value.items())
+            isinstance(value, kind) and names([*value]) and contents([*value.values()])
         )
+    if parts and _is_of(kind, Iterable):
+        return _items(kind, parts)
     return lambda value: kind is Any or isinstance(value, kind)
 
 
@@ -212,34 +223,36 @@ def _is_number(kind: type, value: Any) -> bool:
 def _items(kind: type, parts: tuple[Any, ...]) -> Check:
     """Return the check of a list's items."""
     checks = [checker(part) for part in parts if part is not Ellipsis]
-    is_row = kind is tuple and Ellipsis not in parts
     has_arrays = any(map(is_array, get_args(parts[0]) or parts[:1]))
-    # Items may differ in the axes that a whole call has to share.
-    apart = jaxtyping.jaxtyped if has_arrays else nullcontext
+
+    def fits_apart(check: Check, item: Any) -> bool:
+        # Items may differ in the axes that a whole call has to share.
+        with jaxtyping.jaxtyped("context") if has_arrays else nullcontext():
+            return check(item)
 
     def fits(value: Any) -> bool:
         if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
             return False
         items: Any = value
-        if hasattr(items, "tolist") and items.ndim and kind is not tuple:
+        if hasattr(items, "tolist") and kind is not tuple and items.ndim:
             # An array with one axis is a list of numbers, any other is a list of its rows.
             items = list(items[:1]) if has_arrays else items[:1].tolist()
         elif not isinstance(value, (list, tuple)):
             # Ranges, sets and generators are left to the function.
             return kind is not tuple and not hasattr(value, "tolist")
-        if is_row and len(items) != len(checks):
+        if _is_row(kind, parts) and len(items) != len(checks):
             return False
-        for item, check in zip(items, cycle(checks), strict=False):
-            with apart("context"):
-                if not check(item):
-                    return False
-        return True
+        return all(map(fits_apart, cycle(checks), items))
 
     return fits
 
 
-def _is_list(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, Iterable) and not issubclass(kind, Mapping)
+def _is_of(kind: Any, base: type) -> bool:
+    return isinstance(kind, type) and issubclass(kind, base)
+
+
+def _is_row(kind: Any, parts: tuple[Any, ...]) -> bool:
+    return kind is tuple and Ellipsis not in parts
 
 
 def is_array(kind: Any) -> bool:
@@ -270,32 +283,24 @@ def _misfit(name: str, values: Mapping[str, Any], hint: Any, fits: Check) -> Bil
     return BilensError(f"{name}{given}, expected {expected}{other_shapes}")
 
 
-def describe_type(hint: Any) -> str:
+def describe_type(hint: Any) -> str:  # noqa: PLR0911  one for each kind of annotation
     """Return an annotation in words, for error messages."""
     origin, parts = get_origin(hint) or hint, get_args(hint)
-    words: dict[Any, str] = {int: "a whole number", float: "a finite number", str: "text"}
-    words |= {bool: "true or false", Path: "a path", Callable: "a function"}
-    words |= {NoneType: "none", None: "none", SupportsIndex: "a whole number"}
-    said = words.get(origin) or str(getattr(hint, "__name__", hint))
-    if origin is Annotated and (whole := [x for x in parts[1:] if isinstance(x, Said)]):
-        said = str(whole[0])
-    elif origin is Annotated:
-        # Limits of a number, and words on what takes other values.
-        extras = [str(extra) for extra in parts[1:] if isinstance(extra, Between | str)]
-        said = ", ".join([describe_type(parts[0]), *extras])
-    elif origin in (Union, UnionType):
-        said = " or ".join(map(describe_type, parts))
-    elif is_array(hint):
-        kinds = set(hint.dtypes)
-        numbers = "whole numbers" if all("int" in kind for kind in kinds) else "real numbers"
-        numbers = "booleans" if kinds == {"bool"} else numbers
-        said = f"a tensor of {numbers} of shape ({', '.join(hint.dim_str.split())})"
-    elif origin is Literal:
-        said = "one of " + ", ".join(map(str, parts)) if len(parts) > 1 else repr(parts[0])
-    elif isinstance(origin, type) and issubclass(origin, Mapping):
-        said = "a dictionary"
-    elif _is_list(origin) and parts:
-        is_row = origin is tuple and Ellipsis not in parts
-        said = f"{len(parts)} values" if is_row else "a list"
-        said += f", each {describe_type(parts[0])}"
-    return said
+    if origin is Annotated:
+        # Limits of a number, and words on what takes other values, or on all.
+        extras = [extra for extra in parts[1:] if isinstance(extra, Between | str)]
+        is_whole = any(isinstance(extra, Said) for extra in extras)
+        return ", ".join(map(str, extras if is_whole else [describe_type(parts[0]), *extras]))
+    if origin in (Union, UnionType):
+        return " or ".join(map(describe_type, parts))
+    if is_array(hint):
+        numbers = NUMBERS[hint.dtype.__name__]
+        return f"a tensor of {numbers} of shape ({', '.join(hint.dim_str.split())})"
+    if origin is Literal:
+        return "one of " + ", ".join(map(str, parts)) if len(parts) > 1 else repr(parts[0])
+    if _is_of(origin, Mapping):
+        return "a dictionary"
+    if parts and _is_of(origin, Iterable):
+        several = f"{len(parts)} values" if _is_row(origin, parts) else "a list"
+        return f"{several}, each {describe_type(parts[0])}"
+    return WORDS.get(origin) or str(getattr(hint, "__name__", hint))

@@ -1,13 +1,12 @@
 """A control of circuits: the same search for an answer that is nonsense."""
 
-from collections.abc import Sequence
+import torch
 
 from bilens.circuits.cases import Cases
 from bilens.circuits.measures import Measured
 from bilens.errors import BilensError
 from bilens.flows.question import Question
 from bilens.language.names import exact_names, in_words, shown_tokens
-from bilens.transformer import ResidualModel
 
 
 def nonsense(cases: Cases) -> Cases:
@@ -16,7 +15,7 @@ def nonsense(cases: Cases) -> Cases:
     Raises:
         BilensError: the vocabulary has no such words.
     """
-    return cases.asking(nonsense_answer(cases.model, [case.question for case in cases.cases]))
+    return cases.asking(nonsense_answer(cases))
 
 
 def verdict(answer: Measured, control: Measured, question: Question) -> str:
@@ -44,7 +43,7 @@ def verdict(answer: Measured, control: Measured, question: Question) -> str:
     )
 
 
-def nonsense_answer(model: ResidualModel, questions: Sequence[Question]) -> tuple[str, str]:
+def nonsense_answer(cases: Cases) -> tuple[str, str]:
     """Return two tokens of about equal frequency that no question has.
 
     Tokenizers number their tokens by frequency. They are neighbours there, in the middle of the
@@ -53,21 +52,16 @@ def nonsense_answer(model: ResidualModel, questions: Sequence[Question]) -> tupl
     Raises:
         BilensError: the vocabulary has no such tokens.
     """
-    used = set[int]()
-    for question in questions:
-        used |= set(model.ids(question.text).tolist())
-        if isinstance(question.against, str):
-            used |= set(model.ids(question.against).tolist())
-        if question.vector is None:
-            used |= {number for name in question.tokens for number in model.answer(name)}
-            used |= {model.token(name) for name in question.minus}
+    model, used = cases.model, set[int]()
+    for case in cases.cases:
+        asked = case.fitted
+        texts = torch.cat(asked.rows).tolist()
+        used |= {*texts, *asked.tokens, *asked.minus, *asked.spoken}
     middle = model.vocab_size // 4
     numbers = [i for i in range(middle, min(middle + 2000, model.vocab_size)) if i not in used]
     numbers += [i for i in range(middle) if i not in used][-2000:]
-    texts = shown_tokens(model, numbers)
-    words = [
-        i for i, text in zip(numbers, texts, strict=True) if text[:1] == " " and text[1:].isalpha()
-    ]
+    names = zip(numbers, shown_tokens(model, numbers), strict=True)
+    words = [i for i, name in names if name[:1] == " " and name[1:].isalpha()]
     chosen = (words if len(words) > 1 else numbers)[:2]
     if len(chosen) < 2:
         raise BilensError(
