@@ -195,7 +195,7 @@ class World:
             "bonds": {"tensors": tensors, "directions": torch.eye(3), "metric": torch.eye(5)},
             "cluster": {"vectors": torch.randn(6, 5), "weights": torch.rand(6)},
             "decompile": {"tensors": tensors, "directions": torch.eye(3), "k": 3},
-            "expected_cosine": {"a": tensors, "b": tensors, "mean": torch.rand(5)},
+            "expected_cosine": {"a": tensors[0], "b": tensors[0], "mean": torch.rand(5)},
             "function_bonds": {
                 "tensors": tensors,
                 "directions": torch.eye(3).double(),

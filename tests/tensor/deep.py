@@ -65,7 +65,3 @@ def effective_by_hand(arrays: list[Tensor], u: Tensor) -> list[float]:
 def strongest_by_hand(arrays: list[Tensor], directions: Tensor, k: int) -> Tensor:
     every = [value for u in directions for value in effective_by_hand(arrays, u)]
     return torch.tensor(sorted(every, reverse=True)[:k], dtype=torch.float64)
-
-
-def widened(chain: list[BilinearTensor], embedding: Tensor) -> list[BilinearTensor]:
-    return [chain[0].change_basis(inputs=embedding), *chain[1:]]

@@ -9,10 +9,9 @@ from torch import nn
 
 from bilens.errors import CheckpointError, NotBilinearError
 from bilens.nn import Bilinear
-from bilens.tensor import BilinearTensor, FactoredMatrix, Spectrum, decompile
+from bilens.tensor import BilinearTensor, FactoredMatrix, Spectrum, decompile, expected_cosine
 from bilens.tensor.chain import TensorStack, sparse_basis
 from bilens.tensor.chain_bonds import bonds
-from bilens.tensor.expectation import expected_cosine, expected_inner
 from bilens.tensor.factored import top_entries
 from bilens.tensor.features import Dictionary, cluster
 from bilens.tensor.jacobian_bonds import function_bonds
@@ -25,8 +24,7 @@ U, SINGLE, EYE = eye(2), eye(3), eye(8)
 BROKEN = torch.where(SINGLE * torch.tensor([1, 0, 0]) > 0, torch.nan, SINGLE)
 X = normal(23, 3)
 CONSTANT = BilinearTensor(torch.ones(1, 1), torch.ones(1, 1), torch.ones(1, 1), constant=True)
-WIDE, FIVE = random_tensor(5, 5, 3, 0), [random_tensor(5, 2, 3, 0), random_tensor(3, 3, 3, 1)]
-TWO_LAYERS = [random_tensor(4, 5, 3, 0), random_tensor(3, 6, 3, 1)]
+WIDE = random_tensor(5, 5, 3, 0)
 
 
 def broken(chain: list[BilinearTensor], factor: str) -> list[BilinearTensor]:
@@ -137,21 +135,16 @@ DICTIONARY = {
     "tensor has 2 outputs.* 3 numbers": lambda d: d.features_tensor(random_tensor(4, 5, 2, 0)),
 }
 LAYERS = {
-    "a is empty; expected one tensor for each layer": lambda a: expected_inner([], []),
-    "b has 3 layers, expected one or two": lambda a: expected_inner(
-        a, random_chain(3, "plain", n_in=4, n_out=3)
-    ),
-    r"mean has shape \(3,\); expected \(4,\)": lambda a: expected_inner(a, a, mean=normal(3)),
-    "mean holds NaN": lambda a: expected_inner(a, a, mean=normal(4) * torch.nan),
-    r"covariance has shape \(8, 8\); expected": lambda a: expected_inner(a, a, covariance=EYE),
-    "covariance has the eigenvalue -1": lambda a: expected_inner(a, a, covariance=-EYE[:4, :4]),
-    "covariance is zero": lambda a: expected_inner(a, a, covariance=0 * EYE[:4, :4]),
-    "covariance is not symmetric": lambda a: expected_inner(a, a, covariance=normal(4, 4)),
-    r"a\[0\] has 3 outputs, but a\[1\] reads 4": lambda a: expected_inner(a[::-1], a),
-    r"b\[1\].out holds NaN": lambda a: expected_inner(a, broken(a, "out")),
-    r"a has \(4, 3\) .*b has \(5, 3\)": lambda a: expected_inner(a, FIVE),
-    r"a has \(0, 1\).*with at least one input": lambda a: expected_inner([CONSTANT], [CONSTANT]),
-    r"b has \(4, 2\)": lambda a: expected_inner(a, [*a[:1], random_tensor(3, 2, 2, 0)]),
+    r"mean has shape \(3,\); expected \(4,\)": lambda a: expected_cosine(a, a, mean=normal(3)),
+    "mean holds NaN": lambda a: expected_cosine(a, a, mean=normal(4) * torch.nan),
+    r"covariance has shape \(8, 8\); expected": lambda a: expected_cosine(a, a, covariance=EYE),
+    "covariance has the eigenvalue -1": lambda a: expected_cosine(a, a, covariance=-EYE[:4, :4]),
+    "covariance is zero": lambda a: expected_cosine(a, a, covariance=0 * EYE[:4, :4]),
+    "covariance is not symmetric": lambda a: expected_cosine(a, a, covariance=normal(4, 4)),
+    "out holds NaN": lambda a: expected_cosine(a, replace(a, out=a.out / 0)),
+    r"a has \(4, 3\) .*b has \(5, 3\)": lambda a: expected_cosine(a, random_tensor(5, 2, 3, 0)),
+    r"a has \(0, 1\).*with at least one input": lambda a: expected_cosine(CONSTANT, CONSTANT),
+    r"b has \(4, 2\)": lambda a: expected_cosine(a, random_tensor(4, 2, 2, 0)),
 }
 TREES = {
     "tensors is empty; expected one tensor for each layer": lambda c: decompile([], normal(4)),
@@ -211,7 +204,7 @@ test_misuse_of_a_spectrum_is_said = refused(
 )
 test_misuse_of_clusters_is_said = refused(CLUSTER, given=lambda: torch.arange(1.0, 7).reshape(3, 2))
 test_misuse_of_a_dictionary_is_said = refused(DICTIONARY, given=lambda: Dictionary.of(normal(3, 4)))
-test_misuse_of_an_inner_product_is_said = refused(LAYERS, given=lambda: TWO_LAYERS)
+test_misuse_of_a_cosine_is_said = refused(LAYERS, given=lambda: random_tensor(4, 5, 3, 0))
 test_misuse_of_a_tree_is_said = refused(TREES, given=lambda: random_chain(2, "plain"))
 test_misuse_of_bonds_is_said = refused(
     BONDS, given=lambda: random_chain(2, "plain", n_in=3, n_out=2, seed=1)
@@ -234,7 +227,7 @@ NOT_NUMBERS = {
         NAN.svd,
         NAN.interaction(output=0).norm,
         NAN.interaction(output=0).eigh,
-        lambda: expected_cosine([ONES], [NAN]),
+        lambda: expected_cosine(ONES, NAN),
         lambda: decompile([NAN], torch.ones(2), 1),
         lambda: cluster(NAN.left, torch.ones(3)),
         FactoredMatrix(NAN.left, ONES.left.T).svd,
