@@ -303,4 +303,4 @@ def describe_type(hint: Any) -> str:  # noqa: PLR0911  one for each kind of anno
     if parts and _is_of(origin, Iterable):
         several = f"{len(parts)} values" if _is_row(origin, parts) else "a list"
         return f"{several}, each {describe_type(parts[0])}"
-    return WORDS.get(origin) or str(getattr(hint, "__name__", hint))
+    return WORDS.get(origin, str(getattr(hint, "__name__", hint)))

@@ -64,11 +64,6 @@ class Case:
         """What is asked."""
         return self.fitted.question
 
-    @property
-    def are_alike(self) -> bool:
-        """Whether both texts have as many tokens."""
-        return self.passes[0].ids.shape[1] == self.passes[1].ids.shape[1]
-
     @cached_property
     def alone(self) -> tuple[Pass, Pass]:
         """Both passes with the texts of this question only."""

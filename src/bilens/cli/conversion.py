@@ -220,10 +220,10 @@ def linearise(
         ready=lambda opened: lines.gated_layers(opened, layers, budget),
     )
     texts = _first_tokens(tensorise.interleaved(learned), tokens, length)
-    record = {**asdict(distillation), "layers": layers, "budget": budget}
-    record["model"] = shape_of(opened.config)
+    of_model = {"layers": layers, "budget": budget, "model": shape_of(opened.config)}
     original = stages.sharing_copy(opened)
     measurements = tensorise.Measurements(output, original, measured)
+    record = asdict(distillation) | of_model
     with stages.open_stages(output, record, texts, resume=resume) as folder:
         measurements.add("original", opened)
         linearised = lines.linearise(
@@ -239,11 +239,8 @@ def linearise(
     if not this_process().is_main_process:
         return None
     bilens.convert.save_model(output, opened, tokenizer)
-    return {
-        "model": output,
-        **_show_linearised(linearised),
-        "stages": _show(measurements.finish(opened), output),
-    }
+    shown = _show_linearised(linearised)
+    return {"model": output, **shown, "stages": _show(measurements.finish(opened), output)}
 
 
 def _first_tokens(texts: "Tensor", tokens: int, length: int) -> "Tensor":

@@ -18,7 +18,7 @@ from bilens.cli.commands import Command
 from bilens.cli.console import DEVICE_HELP, ModelName, check_own, choose_device, out, show_table
 from bilens.errors import BilensError
 from bilens.options import Positional
-from bilens.sections import ContextLine, ContextList, Table, fact_text, signed
+from bilens.sections import ContextLine, Table, captioned, fact_text, signed
 from bilens.settings import Between
 
 Files = tyro.conf.UseAppendAction[tuple[Path, ...]]
@@ -118,7 +118,7 @@ def run_analysis(
         raise BilensError(
             f"--output={output}: expected PAGE.html, NUMBERS.json, TABLE.tsv or a folder"
         )
-    names = [export.name for export in EXPORTS.get(entry.name, ()) if export is not WIDTH]
+    names = [option.name for option in (ARRAYS, FIGURE, VIEWER, GRAPH, DIRECTIONS)]
     targets = [(name, path) for name in names for path in settings.get(name, ())]
     for name, path in targets:
         endings = EXPORT_ENDINGS.get(name, (path.suffix,))
@@ -182,15 +182,14 @@ def show_reading(reading: Reading) -> None:
     for section in reading.sections():
         # What a page folds away is for looking up.
         rows = 5 if section.folded else 30
-        for part in section.parts:
+        for caption, part in captioned([section]):
             if isinstance(part, Table):
                 table = replace(part, columns=part.frame.head(rows))
-                caption = part.caption or section.title
                 show_table(table.header, table.rows, caption, words=table.is_word)
                 if len(part.frame) > rows:
                     out.print(f"{rows} of {len(part.frame):,} rows; --json and --output have all")
-            elif isinstance(part, ContextList):
-                out.print(f"\n{part.title}", style="bold", highlight=False)
+            else:
+                out.print(f"\n{caption}", style="bold", highlight=False)
                 for line in part.lines:
                     out.print(coloured(line))
     if answers:

@@ -303,11 +303,10 @@ def tensor_transformer(settings: Mapping[str, Any], weights: dict[str, Tensor]) 
     if attention == "differential":
         block["attn.bilinear_lamb"] = "attn.diff_lambda"
     if settings["bilinear"]:
-        # Their gate is on Left, that of bilens on the right.
-        left, right = ("right", "left") if settings["gated"] else ("left", "right")
+        # Their gate is on Left, that of bilens on the right; without one both are alike.
         block |= {
-            "mlp.Left.weight": f"mlp.{left}.weight",
-            "mlp.Right.weight": f"mlp.{right}.weight",
+            "mlp.Left.weight": "mlp.right.weight",
+            "mlp.Right.weight": "mlp.left.weight",
             "mlp.Down.weight": "mlp.out.weight",
             "mlp.Down_bias": "mlp.out.bias",
         }
@@ -316,12 +315,12 @@ def tensor_transformer(settings: Mapping[str, Any], weights: dict[str, Tensor]) 
         block["mlp.c_fc.weight"] = "mlp.inner.weight"
         if settings["squared_mlp"]:
             block["mlp.c_fc.weight"] = "mlp.left.weight mlp.right.weight"
-            for name in [name for name in weights if name.endswith(".mlp.c_fc.weight")]:
-                weights[name] = torch.cat([weights[name]] * 2)
+            for name in [*weights]:
+                if name.endswith(".mlp.c_fc.weight"):
+                    weights[name] = torch.cat([weights[name]] * 2)
     names = {"transformer.wte.weight": "embed.weight", "lm_head.weight": "unembed.weight"}
     for theirs, ours in block.items():
-        parts = [f"blocks.{{}}.{name}" for name in ours.split()]
-        names[f"transformer.h.{{}}.{theirs}"] = " ".join(parts)
+        names[f"transformer.h.{{}}.{theirs}"] = "blocks.{}." + ours.replace(" ", " blocks.{}.")
     return Plan(LanguageModel, config, config.n_layers, names, changes)
 
 

@@ -304,17 +304,16 @@ def _splits(folder: Path) -> list[Path]:
     # A folder called train that holds pictures is a class, and one that holds folders is a split.
     if not nested:
         return [folder]
-    kinds = {child.name.lower(): child for child in nested}
-    trains = [child for child in nested if child.name.lower() in TRAIN_NAMES]
-    test = next((kinds[name] for name in TEST_NAMES if name in kinds), None)
-    is_known = kinds.keys() <= {*TRAIN_NAMES, *TEST_NAMES} and len(kinds) == len(nested)
-    if len(trains) != 1 or nested != children or not is_known:
+    by_name = {child.name.lower(): child for child in nested}
+    known = [name for name in (*TRAIN_NAMES, *TEST_NAMES) if name in by_name]
+    n_train = len(by_name.keys() & {*TRAIN_NAMES})
+    if n_train != 1 or nested != children or len(known) != len(nested):
         raise DataError(
             f"{folder} holds the folders {', '.join(child.name for child in children)}, of which "
             f"{', '.join(child.name for child in nested)} hold further folders; expected class "
             "folders with pictures, or class folders in one folder train and in one folder test"
         )
-    return trains if test is None else [*trains, test]
+    return [by_name[name] for name in known[:2]]
 
 
 def _folders(folder: Path) -> list[Path]:

@@ -317,7 +317,7 @@ class DeepGrammar(SyntheticLanguage):
             case _:
                 return uniform(STARTS)
 
-    def moved(self, state: Any, word: str) -> Hashable:  # noqa: PLR0911
+    def moved(self, state: Any, word: str) -> Hashable:
         match state:
             case ("map", values, cue):
                 bound = tuple(
@@ -335,9 +335,8 @@ class DeepGrammar(SyntheticLanguage):
                 is_inner = word in self.adjectives
                 return ("tale", number, "adjective") if is_inner else ("tale", None, "free")
             case ("code", opened):
-                if word in self.brackets:
-                    return ("code", opened + word)
-                return ("code", opened[:-1] if word in self.brackets.values() else opened)
+                kept = opened[:-1] if word in self.brackets.values() else opened
+                return ("code", kept + word * (word in self.brackets))
             case _:
                 return STARTS[word]
 

@@ -14,6 +14,7 @@ from typing import Any
 from torch import nn
 
 from bilens.analyses import find_analyses
+from bilens.analysis import Analysis
 from bilens.checks import check_count, checked
 from bilens.data import ImageData
 from bilens.errors import BilensError
@@ -129,39 +130,43 @@ def explorer(
         NotBilinearError: the model is not a tensor.
         CheckpointError: the model is missing or damaged, or does not name its data.
     """
-    model: Any = source
     is_place = isinstance(source, str | Path)
-    # A flow and a circuit need no texts, so that a language model may come without any.
-    has_data = data is not None or (is_place and names_data(source))
-    if is_place and has_data and not isinstance(data, ImageData):
+    if is_place and not isinstance(data, ImageData):
         check_data(source, data, data_dir)
-    if isinstance(source, str | Path | nn.Module):
-        model = load(source, device=device)
-    model_name = source if is_place else type(model).__name__
-    is_tensor = isinstance(model, TensorChain)
-    if data is None and is_tensor and not is_place:
-        raise BilensError(f"data=None, expected the name of data for {model_name}, such as 'mnist'")
-    if data_dir is not None and not (has_data or is_tensor):
-        raise BilensError(f"data_dir={str(data_dir)!r} is the folder of data; give data too")
+    model = load(source, device=device) if is_place or isinstance(source, nn.Module) else source
     # Refused before texts are tokenized, which takes seconds.
-    added = [entry for reading in add for entry in find_analyses(reading)]
-    for entry in added:
-        if not entry.fits(model):
-            raise BilensError(f"add={entry.name!r} reads no {type(model).__name__}")
-    shown: Any = data
-    if not (has_data or is_tensor):
-        shown = None
-    elif not isinstance(data, ImageData):
-        shown = data_for(model, source, data, data_dir, images=is_tensor)
-    elif data_dir is not None or not is_tensor:
-        other = "a folder beside them" if data_dir is not None else "the texts of a language model"
-        raise BilensError(f"data holds images, and {other} cannot be read from them; name the data")
+    added: list[Analysis] = []
+    for name in add:
+        for entry in find_analyses(name):
+            if not entry.fits(model):
+                raise BilensError(f"add={entry.name!r} reads no {type(model).__name__}")
+            added.append(entry)
+    shown: Any = None
     recorded: dict[str, Any] = {}
-    if is_tensor:
-        shown = shown.to(device)
+    if isinstance(model, TensorChain):
+        shown = _data(model, source, data, data_dir).to(device)
         recorded = recorded_settings(source) if is_place else {}
-    pages = ModelPages(model, shown, added, recorded)
-    return Explorer(pages, f"{Path(model_name).name}, read from its weights")
+    # A flow and a circuit need no texts, so that a language model may come without any.
+    elif data is not None or (is_place and names_data(source)):
+        shown = _data(model, source, data, data_dir)
+    elif data_dir is not None:
+        raise BilensError(f"data_dir={str(data_dir)!r} is the folder of data; give data too")
+    title = Path(source).name if is_place else type(model).__name__
+    return Explorer(ModelPages(model, shown, added, recorded), f"{title}, read from its weights")
+
+
+def _data(model: Any, source: Any, data: str | ImageData | None, folder: str | Path | None) -> Any:
+    """Return the images or texts of a model."""
+    is_tensor = isinstance(model, TensorChain)
+    if isinstance(data, ImageData):
+        if is_tensor and folder is None:
+            return data
+        other = "the texts of a language model" if folder is None else "a folder beside them"
+        raise BilensError(f"data holds images, and {other} cannot be read from them; name the data")
+    if data is None and not isinstance(source, str | Path):
+        name = type(model).__name__
+        raise BilensError(f"data=None, expected the name of data for {name}, such as 'mnist'")
+    return data_for(model, source, data, folder, images=is_tensor)
 
 
 @checked

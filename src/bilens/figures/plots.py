@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from textwrap import wrap
 from typing import Any
 
+import numpy as np
 from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
@@ -125,23 +126,23 @@ def heat_figure(
         raise BilensError("values holds infinite numbers, expected finite ones, or NaN for none")
     # The same limit on both sides, so that white is zero.
     top = 1.0 if shares else float(entries.nan_to_num(0).abs().max()) or 1.0
-    colors = DIVERGING[len(DIVERGING) // 2 :] if shares else DIVERGING
+    low, colors = (0.0, DIVERGING[len(DIVERGING) // 2 :]) if shares else (-top, DIVERGING)
     named = 40
-    names = [list(side) if len(side) <= named else [] for side in (rows, columns)]
+    names = [[*side] * (len(side) <= named) for side in (rows, columns)]
+    across_of_cell, down_of_cell = 16, 10 + 12 * (len(rows) <= named)
     if words is not None:
         names = [["\n".join(wrap(name, 12)) for name in side] for side in names]
-    size = 34 if words else 22 if len(rows) <= named else 10
-    width = max(CHART, 180 + (76 if words else 16) * len(columns))
-    figure, axes = new_figure(width=width, height=140 + size * len(rows), title=title)
+        across_of_cell, down_of_cell = 76, 34
+    width = max(CHART, 180 + across_of_cell * len(columns))
+    figure, axes = new_figure(width=width, height=140 + down_of_cell * len(rows), title=title)
     cells = axes.imshow(
         entries.numpy(),
         cmap=LinearSegmentedColormap.from_list("values", colors),
-        vmin=0 if shares else -top,
+        vmin=low,
         vmax=top,
         aspect="auto",
     )
-    for spine in axes.spines.values():
-        spine.set_visible(False)
+    axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
     axes.set_yticks(range(len(names[0])), names[0])
     # Names stand where they would run into each other.
@@ -153,10 +154,9 @@ def heat_figure(
     if words is None:
         figure.colorbar(cells, ax=axes, aspect=30, pad=0.02).outline.set_visible(False)
         return figure
-    for row, line in enumerate(entries.tolist()):
-        for column, value in enumerate(line):
-            ink = "#fefefe" if abs(value) > 0.6 * top else "#111111"
-            look: dict[str, Any] = {"ha": "center", "va": "center", "color": ink}
-            text = axes.text(column, row, words[row][column], **look)
-            text.set_gid(f"cell-{row}-{column}")
+    for (row, column), value in np.ndenumerate(entries.numpy()):
+        ink = "#fefefe" if abs(value) > 0.6 * top else "#111111"
+        look: dict[str, Any] = {"ha": "center", "va": "center", "color": ink}
+        text = axes.text(column, row, words[row][column], **look)
+        text.set_gid(f"cell-{row}-{column}")
     return figure

@@ -52,13 +52,12 @@ def graph_figure(
     columns = _Columns(nodes, len(tokens), [_names(nodes[i])[0] for i in labelled], width)
     xs = [columns.at[node.position] for node in nodes]
     moves = [node.source not in (None, node.position) for node in nodes]
+    labels = {i: columns.label(_names(nodes[i]), xs[i], moves[i]) for i in labelled}
+    xs, ys, rows = _arranged(nodes, xs, labels, n_layers)
     starts = [
         columns.at[node.source] if move else x
         for node, x, move in zip(nodes, xs, moves, strict=True)
     ]
-    labels = {i: columns.label(_names(nodes[i]), xs[i], moves[i]) for i in labelled}
-    xs, ys, rows = _arranged(nodes, xs, labels, n_layers)
-    starts = [start if move else x for start, x, move in zip(starts, xs, moves, strict=True)]
     names = ["⋯" if p is None else f'"{tokens[p]}"' for p, _ in columns.ticks]
     axes = _graph_axes(columns, names, rows, max(ys), caption)
     _draw_edges(axes, weights, xs, starts, ys)

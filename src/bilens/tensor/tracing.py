@@ -180,24 +180,27 @@ class _Products(TorchFunctionMode):
         if name in PRODUCTS and len(dependent) == 2:
             return self.replace(*torch.broadcast_tensors(*dependent))
         if name in POWERS and dependent:
-            exponent = 2 if "square" in name else args[1] if len(args) > 1 else kwargs["exponent"]
+            exponent = 2 if "square" in name else [*args, *kwargs.values()][1]
             if exponent in (2, 3, 4):
-                result = dependent[0]
-                for _ in range(int(exponent) - 1):
-                    result = self.replace(dependent[0], result)
-                return result
+                return self._power(dependent[0], int(exponent))
         if name == "bilinear" and len(dependent) == 2:
             # As in torch: W holds a matrix for each output.
-            first, second, weight, *bias = args
+            first, second, weight, bias = [*args, *kwargs.values(), None][:4]
             pairs = self.replace(*torch.broadcast_tensors(first[..., None], second[..., None, :]))
             out = torch.einsum("...ij,oij->...o", pairs, weight)
-            return out if not bias or bias[0] is None else out + bias[0]
+            return out if bias is None else out + bias
         if name in CONTRACTIONS and len(dependent) > 1:
             raise NotBilinearError(
                 f"{name} contracts two tensors that both depend on the input; expected a product "
                 "by *, whose hidden units are the layer's. Attention is read by ResidualModel."
             )
         return func(*args, **kwargs)
+
+    def _power(self, base: Tensor, exponent: int) -> Tensor:
+        result = base
+        for _ in range(exponent - 1):
+            result = self.replace(base, result)
+        return result
 
 
 def _is_curved(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

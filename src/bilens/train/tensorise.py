@@ -364,7 +364,6 @@ def tensorise(
     """
     # Softmax and gates are parts of every family; attention without softmax is one of ours.
     original = model if training.attention == "softmax" else as_language_model(model)
-
     stages: dict[str, Callable[..., Any]] = {}
     if training.mlp == "bilinear":
         stages["gates"] = _linear_gates

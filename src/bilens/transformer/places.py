@@ -414,18 +414,17 @@ def _parts(
 ) -> tuple[nn.Module | None, nn.Module | None]:
     """Return the last map of what mixes positions, and the MLP of a layer."""
     heads, others = None, dict[str, nn.Module]()
-    for name, part in sorted(
-        layer.named_children(), key=lambda item: order.index(item[1]) if item[1] in order else -1
-    ):
-        maps = [x for x in part.modules() if x in calls and _is_map(x)]
-        if part not in calls or not any(p.dim() > 1 for p in part.parameters()):
+    children = [(name, part) for name, part in layer.named_children() if part in calls]
+    for name, part in sorted(children, key=lambda child: order.index(child[1])):
+        if not any(p.dim() > 1 for p in part.parameters()):
             continue
-        maps.sort(key=order.index)
+        maps = sorted((x for x in part.modules() if x in calls and _is_map(x)), key=order.index)
         if MIXING.search(name):
-            heads = heads or (maps[-1] if maps else None)
+            heads = heads or next(reversed(maps), None)
         else:
             # A second input is the stream, which such modules add.
-            others[name] = maps[-1] if len(calls[part].inputs) > 1 and maps else part
+            adds = len(calls[part].inputs) > 1
+            others[name] = [part, *maps][-1 if adds else 0]
     named = [part for name, part in others.items() if MLP.search(name)]
     return heads, next(reversed(named or [*others.values()]), None)
 
