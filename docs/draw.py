@@ -25,6 +25,7 @@ from playwright.sync_api import sync_playwright
 import bilens
 from bilens.data import load_images
 from bilens.images import read_bonds, read_classifier
+from bilens.images.radii import read_certificates
 from bilens.language import attention_scores
 from bilens.nn import ImageClassifier
 from bilens.pages import (
@@ -39,6 +40,7 @@ from bilens.pages import (
     tree_figure,
     truncation_figure,
 )
+from bilens.pages.certify import nearest_figure, shown_pictures
 from bilens.tensor import decompile
 from bilens.transformer import ResidualModel
 
@@ -64,6 +66,13 @@ def component() -> Figure:
     first = svd.components[0].eigh(k=40).oriented(x)
     title = f"Component 1 of the whole tensor, σ = {svd.values[0]:.3g}"
     return eigenvector_figure(first, x, (28, 28), title=title)
+
+
+def nearest() -> Figure:
+    """Draw two pictures, and the nearest ones of another answer."""
+    reading = read_certificates(_classifier("runs/mnist"), load_images("mnist"), 300)
+    shown = shown_pictures(reading)
+    return nearest_figure(reading, [shown[4], shown[3]])
 
 
 def tree() -> Figure:
@@ -127,6 +136,7 @@ FIGURES = {
     "tree.png": tree,
     "network.png": network,
     "pattern.svg": pattern,
+    "nearest.svg": nearest,
 }
 
 
