@@ -90,9 +90,9 @@ def rows_of(
     on_rare = [float(v[:, 0, rare].square().sum(-1).mean()) for v in positive]
     rims = [border_share(vectors[:, 0], data.shape) for vectors in positive]
     even = torch.ones(1, data.n_inputs)
-    matches = similarity_curves(positive, positive, ranks=ENDS)
+    matches = similarity_curves(positive, positive, ranks=ENDS)  # type: ignore[arg-type]
     swapped = [vectors.roll(1, 0) for vectors in positive]
-    another = fmean(fmean(curve) for curve in similarity_curves(positive, swapped, ranks=ENDS))
+    another = fmean(fmean(curve) for curve in similarity_curves(positive, swapped, ranks=ENDS))  # type: ignore[arg-type]
     return [
         Row.of_shares(f"{name}: accuracy", accuracies, baselines=beside, **percent),
         Row.of_shares(

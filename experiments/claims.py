@@ -105,5 +105,7 @@ def shown(value: float | None, low: float | None = None, high: float | None = No
         return f"{int(value):,}"
     if low is None or high is None or low == high:
         return f"{value:.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
+    if max(abs(number) for number in known) < 1e-3:
+        return f"{value:.2g}"
     digits = max(0, min(4, 1 - math.floor(math.log10(high - low))))
     return f"{value:,.{digits}f}"

@@ -68,7 +68,7 @@ def run(context: RecipeContext) -> Outcome:
         for name, function in BOOLEAN.items():
             x, y = bits(function, torch.Generator().manual_seed(seed + 1000))
             for key, make in (("bits", with_bias), ("bits of a ReLU", with_relu)):
-                learned = train(partial(bits, function), seed, make)
+                learned = fit(make, partial(bits, function), seed)
                 note(f"{key}, {name}", float((learned(x) - y).abs().max()))
         angled = spectrum(train(partial(squares, torch.stack([U, TILTED])), seed))
         note("angle, first", along(ends(angled)[0], U + TILTED))
@@ -115,11 +115,6 @@ def _rows(measured: dict[str, list[float]]) -> list[Row]:
     ]
 
 
-def without_bias() -> Bilinear:
-    """Return a bilinear layer of one output."""
-    return Bilinear(WIDTH, 1, HIDDEN)
-
-
 def with_bias() -> Bilinear:
     """Return a bilinear layer of one output with biases."""
     return Bilinear(WIDTH, 1, HIDDEN, bias=True)
@@ -130,7 +125,12 @@ def with_relu() -> nn.Sequential:
     return nn.Sequential(nn.Linear(WIDTH, 2 * HIDDEN), nn.ReLU(), nn.Linear(2 * HIDDEN, 1))
 
 
-def train(draw: Draw, seed: int, make: Callable[[], Layer] = without_bias) -> Layer:
+def train(draw: Draw, seed: int) -> Bilinear:
+    """Return a bilinear layer of one output, without biases, trained on drawn inputs."""
+    return fit(lambda: Bilinear(WIDTH, 1, HIDDEN), draw, seed)
+
+
+def fit(make: Callable[[], Layer], draw: Draw, seed: int) -> Layer:
     """Return a layer that was trained on drawn inputs by the square of its error."""
     generator = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng(devices=[]):
