@@ -42,9 +42,9 @@ IMAGES = "data=fashion-mnist data_dir=nowhere"
 TEXTS = "data=others.txt data_dir=nowhere"
 OF_CONTEXTS = f"token=t4 layer=1 minus=t5 eigenvectors=2 k=2 {TEXTS}"
 OF_FLOW = "prompt='t3 t4 t7' token=t7 minus=t8 target=probability"
-OF_FLOW += f" shown=3 ablate=2 against='t3 t8 t5' mean replace=t4=t8 {TEXTS}"
+OF_FLOW += f" chat shown=3 ablate=2 against='t3 t8 t5' mean replace=t4=t8 {TEXTS}"
 OF_CIRCUIT = "prompt='t3 t4 t7' token=t7 minus=t9 against='t3 t9 t5' questions=others.tsv"
-OF_CIRCUIT += " keep=0.3 size=2 heads level=parts controls"
+OF_CIRCUIT += " chat keep=0.3 size=2 heads level=parts controls"
 OF_REPORT = "add=own.py basis=pixels drop=0.5 metric=weights order=activation token=t7 minus=t8"
 OF_REPORT += " layer=1 among=25 prompt='t3 t4 t7' against='t3 t9 t5'"
 OF_LAYERS = "basis=pixels paths=10 drop=0.5 metric=weights bonds data_dir=nowhere"
@@ -56,25 +56,26 @@ OTHERS = {
     "ngrams learned --token t3 --layer 0 --position 3": "position=4",
     "heads model --layer 0 --k 4": OF_HEADS,
     "heads learned --layer 0 --position 3": "position=4 distance=2",
-    "summary model --data long.txt": f"prompt='t3 t4' token=t3 minus=t4 n_tokens=40 {TEXTS}",
+    "summary model --data long.txt": f"chat prompt='t3 t4' token=t3 minus=t4 n_tokens=40 {TEXTS}",
     "contexts bilinear --token t3 --layer 0 --data long.txt": OF_CONTEXTS,
     "composition model": "",
-    "generate model --tokens 5 --prompt t3": "prompt=t4 tokens=4 temperature=0 seed=1",
+    "generate model --tokens 5 --prompt t3": "prompt=t4 chat tokens=4 temperature=0 seed=1",
     "flow model --prompt 't3 t4 t5' --token t6": OF_FLOW.replace("mlp.0@2", "head.0.1@2"),
     OF_PRODUCTS: OF_FLOW,
     f"{OF_PRODUCTS} --against 't3 t9 t5'": OF_FLOW,
     f"{OF_PRODUCTS} --replace t4=t9": OF_FLOW,
     f"{OF_PRODUCTS} --mean --data long.txt": OF_FLOW.replace(" mean", ""),
-    "lens model --prompt 't3 t4 t5'": "prompt='t3 t4 t7' against='t3 t8 t5' layers=1 k=1",
+    "lens model --prompt 't3 t4 t5'": "prompt='t3 t4 t7' chat against='t3 t8 t5' layers=1 k=1",
     "diff model tuned --prompt 't3 t4 t5' --token t6": (
-        "prompt='t3 t4 t7' token=t7 minus=t8 against='t3 t8 t5' target=probability undo=1 orders=1"
+        "prompt='t3 t4 t7' token=t7 minus=t8 against='t3 t8 t5' chat target=probability undo=1"
+        " orders=1"
     ),
-    "diff model tuned --questions questions.tsv": "questions=others.tsv undo=1 orders=1",
+    "diff model tuned --questions questions.tsv": "chat questions=others.tsv undo=1 orders=1",
     ONE: OF_CIRCUIT,
     PAIRS: OF_CIRCUIT,
     f"{PAIRS} --level parts": OF_CIRCUIT.replace("=parts", "=stages"),
     "circuit model --questions tasks.tsv": OF_CIRCUIT,
-    "task-directions model --questions questions.tsv": "questions=others.tsv k=2 strongest=3",
+    "task-directions model --questions questions.tsv": "questions=others.tsv chat k=2 strongest=3",
     "eigenvectors images --output page.html": f"basis=pixels order=activation {IMAGES}",
     "certify images": f"images=20 {IMAGES}",
     "explain images": f"image=1 n_classes=2 k=2 {IMAGES}",

@@ -239,7 +239,7 @@ class Analysis:
         return reading
 
 
-TAKEN = ("data", "data_dir", "device", "help", "json", "low_memory", "output", "version")
+TAKEN = ("chat", "data", "data_dir", "device", "help", "json", "low_memory", "output", "version")
 """Options that every command of an analysis has, or that data brings."""
 
 

@@ -72,6 +72,16 @@ def test_no_lens_between_texts_of_the_tasks_is_refused_for_rounding(package):
             assert read_lens(model, asked.text, asked.against, layers=2).error < 1e-4
 
 
+def test_a_chat_is_read_as_the_tokenizer_writes_it():
+    model = opened(SMOLLM2)
+    first, second = ("What is the capital of France?", "What is the capital of Spain?")
+    said = [{"role": "user", "content": first}]
+    own = model.tokenizer.apply_chat_template(said, add_generation_prompt=True)["input_ids"]
+    assert model.in_chat().ids(first).tolist() == own
+    through = flow(model.in_chat(), first, against=second, labels=0)
+    assert leaves(through) == pytest.approx(through.value, rel=1e-5)
+
+
 def test_nodes_are_removed_together_as_by_own_hooks():
     model = opened(SMOLLM2)
     ids, direction, (token, minus) = prompt(model, 0)

@@ -69,6 +69,14 @@ EXPORT_ENDINGS = {
     "directions": (".safetensors",),
 }
 """Of the names of these files."""
+CHAT = Option(
+    "chat",
+    bool,
+    False,
+    "Read each text as what a user says in a chat, in the tokenizer's own template, up to where "
+    "the model answers.",
+)
+"""An option of analyses that take texts."""
 ENDINGS = ("", ".html", ".json", ".tsv")
 """Of the names of files that a reading is written to; a folder has none."""
 OWN = (
@@ -93,7 +101,8 @@ OWN = (
 
 def analysis_command(entry: Analysis) -> Command:
     """Return the command of an analysis."""
-    options = [*entry.options, OWN[0], *EXPORTS.get(entry.name, ())]
+    chat = [CHAT] if {"prompt", "questions"} & {option.name for option in entry.options} else []
+    options = [*entry.options, *chat, OWN[0], *EXPORTS.get(entry.name, ())]
     by_name = inspect.Parameter.KEYWORD_ONLY
     parameters = [inspect.Parameter("model", by_name, annotation=ModelName)]
     for one in [*options, *OWN[1:]]:
@@ -111,6 +120,7 @@ def run_analysis(
     output: Path | None = None,
     device: str = "auto",
     low_memory: bool = False,
+    chat: bool = False,
     **settings: Any,
 ) -> dict[str, Any]:
     """Read a model, print the reading, and write the files that are asked for."""
@@ -139,11 +149,16 @@ def run_analysis(
     if data := settings.get("data"):
         check_data(model, data, settings["data_dir"])
     opened = load(model, device=choose_device(device), low_memory=low_memory)
+    if chat:
+        if not hasattr(opened, "in_chat"):
+            raise BilensError(f"--chat: {model} is no language model; leave it out")
+        opened = opened.in_chat()
     reading = entry.run(opened, settings, loader(opened, model), source=model)
     show_reading(reading)
     if output is not None:
         date = f"{datetime.now().astimezone():%d %B %Y}"
-        write_reading(reading, output, f"{command_line(entry, model, settings)} · {date}")
+        words = command_line(entry, model, settings) + " --chat" * chat
+        write_reading(reading, output, f"{words} · {date}")
         out.print(f"written: {output}")
     for name, path in targets:
         from bilens.pages import exporters

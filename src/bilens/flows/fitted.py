@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from bilens.checks import check_finite, detached
+from bilens.data.texts import write_out
 from bilens.errors import BilensError
 from bilens.flows.question import Question, is_text
 from bilens.language.hints import space_hints
@@ -335,7 +336,8 @@ def answered(model: ResidualModel, questions: Sequence[Question]) -> list[Questi
 
 
 def token_hints(model: ResidualModel, questions: Sequence[Question]) -> tuple[str, ...]:
-    """Return a hint for each token of questions that was probably meant with a space in front."""
+    """Return what is read in a chat, and a hint for each token that was meant behind a space."""
     named = [question for question in questions if question.vector is None]
     texts = ((model.ids(q.text, q.position), (*q.tokens, *q.minus)) for q in named)
-    return space_hints(model, texts)
+    read = [write_out(model.tokenizer, model.ids(q.text)) for q in questions[: int(model.chat)]]
+    return (*(f"the first text is read as {text!r}." for text in read), *space_hints(model, texts))

@@ -40,6 +40,7 @@ from bilens.options import Target
 from bilens.sections import Columns, Fact
 from bilens.settings import Count
 from bilens.transformer import ResidualModel
+from bilens.transformer.tokens import text_ids
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -348,10 +349,10 @@ def _both(
 ) -> BothModels:
     if not questions:
         raise BilensError("questions is empty, expected at least one question")
+    base, changed = _opened(base, tuned, questions[0].text)
     asked = tuple(fit(base, question) for question in questions)
     if any(fitted.vector is not None or fitted.spoken for fitted in asked):
         raise BilensError("token has to be one token, or several of which the mean is taken")
-    changed = _opened(base, tuned, questions[0].text)
     return BothModels(base, weight_pairs(base.model, changed), asked)
 
 
@@ -404,15 +405,21 @@ def _add(flows: dict[str, Tensor], name: str, flow: Tensor) -> None:
 
 def _opened(
     base: ResidualModel, tuned: ResidualModel | str | Path, text: str | Int[Tensor, " time"]
-) -> nn.Module | dict[str, Change]:
-    """Return the tuned module, or the changes of an adapter."""
+) -> tuple[ResidualModel, nn.Module | dict[str, Change]]:
+    """Return the view that reads texts, and the tuned module or the changes of an adapter."""
     if not isinstance(tuned, ResidualModel):
         if is_adapter(tuned):
-            return load_adapter(tuned, base.model)
+            return base, load_adapter(tuned, base.model)
         opened = load(tuned)
         if not isinstance(opened, ResidualModel):
             raise BilensError(f"tuned is {type(opened).__name__}, expected a language model")
         tuned = opened
-    if isinstance(text, str) and not torch.equal(tuned.ids(text), base.ids(text)):
-        raise BilensError("tuned and base have different tokenizers, expected one for both")
-    return tuned.model
+    if isinstance(text, str):
+        both = (text_ids(text, view.tokenizer, view.model.config) for view in (base, tuned))
+        if len({*map(tuple, both)}) > 1:
+            raise BilensError("tuned and base have different tokenizers, expected one for both")
+    if base.chat:
+        # Often only the tokenizer of the tuned model has a template.
+        base = base.in_chat()
+        base.tokenizer = tuned.tokenizer
+    return base, tuned.model

@@ -243,7 +243,9 @@ def generate_text(
         torch.manual_seed(seed)
         written = model.model.generate(given, config, attention_mask=torch.ones_like(given))
     tokenizer = require_tokenizer(model.tokenizer)
-    return write_out(tokenizer, written[0], skip_special_tokens=True).removeprefix(" ")
+    # In a chat they say who speaks.
+    text = write_out(tokenizer, written[0], skip_special_tokens=not model.chat)
+    return text.removeprefix(" ")
 
 
 @dataclass(frozen=True, eq=False, repr=False)

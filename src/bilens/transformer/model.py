@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from copy import copy
 from difflib import get_close_matches
 from typing import Any
 
@@ -30,6 +31,7 @@ from bilens.transformer.tokens import (
     ids_within_text,
     listed_ids,
     padding,
+    require_tokenizer,
     text_ids,
 )
 
@@ -58,6 +60,7 @@ class ResidualModel:
         tokenizer: its tokenizer, or None.
         modules: those of the model, by their role; an error for a family that is not known.
         source: where it was opened from, or None.
+        chat: whether texts are what a user says in a chat; see `in_chat`.
         places: those at which a pass is recorded, cut and changed.
 
     Raises:
@@ -73,6 +76,7 @@ class ResidualModel:
         check_unhooked(model)
         self.model: Any = model
         self.source: Any = None
+        self.chat = False
         self.tokenizer = tokenizer
         check_merged(model)
         self._numbers: dict[str, Any] = {}
@@ -399,6 +403,19 @@ class ResidualModel:
 
     # Texts.
 
+    def in_chat(self) -> "ResidualModel":
+        """Return a view of the same model that reads each text as what a user says in a chat.
+
+        A text is put into the tokenizer's chat template, up to where the model answers. Ids are
+        read as they are.
+
+            model = bilens.load("HuggingFaceTB/SmolLM2-135M-Instruct").in_chat()
+        """
+        require_tokenizer(self.tokenizer)
+        view = copy(self)
+        view.chat = True
+        return view
+
     def ids(self, text: str | Int[Tensor, " any_time"], until: int = -1) -> Int[Tensor, " time"]:
         """Return the token ids of a text, (time,) on the model's device; ids pass unchanged.
 
@@ -410,10 +427,10 @@ class ResidualModel:
 
         Raises:
             BilensError: the model has no embedding of a token, or it has no tokenizer and the text
-                lists no numbers.
+                lists no numbers, or a chat no template.
         """
         if isinstance(text, str):
-            numbers = text_ids(text, self.tokenizer, self.model.config)
+            numbers = text_ids(text, self.tokenizer, self.model.config, chat=self.chat)
             if self.tokenizer is not None:
                 numbers = [self._check_known(number) for number in numbers]
             text = torch.tensor(numbers)

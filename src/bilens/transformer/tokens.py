@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Int
+from jinja2 import TemplateError
 from torch import Tensor
 
 from bilens.data.texts import clean, tokenize
@@ -54,13 +55,37 @@ def max_tokens(config: Any) -> int:
     return int(getattr(config, "max_position_embeddings", 2**31 - 1))
 
 
-def text_ids(text: str, tokenizer: Any, config: Any) -> list[int]:
+def in_template(text: str, tokenizer: Any) -> str:
+    """Return what a user says in a chat, in the tokenizer's template, up to the model's answer.
+
+    Raises:
+        BilensError: the tokenizer has no template, or its template refuses the text.
+    """
+    if getattr(require_tokenizer(tokenizer), "chat_template", None) is None:
+        raise BilensError(
+            "chat: the model's tokenizer has no chat template, expected that of a model that was "
+            "tuned for chats; leave chat out, or set tokenizer.chat_template"
+        )
+    message = {"role": "user", "content": text}
+    try:
+        whole = tokenizer.apply_chat_template([message], add_generation_prompt=True, tokenize=False)
+    except (TemplateError, ValueError) as error:
+        raise BilensError(
+            f"chat: the tokenizer's chat template refuses text={text[:80]!r}: {error}"
+        ) from None
+    return str(whole)
+
+
+def text_ids(text: str, tokenizer: Any, config: Any, *, chat: bool = False) -> list[int]:
     """Return the token ids of a text, after the tokens that the model's texts begin with, once.
 
     A tokenizer that ends texts with a token gives none here: the answer follows the text itself.
-    Without a tokenizer the text lists the ids, as "5 17 3".
+    Without a tokenizer the text lists the ids, as "5 17 3". In a chat the text is in the
+    tokenizer's template.
     """
     check_text("text", text)
+    if chat:
+        text = in_template(text, tokenizer)
     if tokenizer is None:
         return listed_ids("text", text)
     given = text
