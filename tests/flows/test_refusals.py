@@ -47,8 +47,6 @@ CIRCUITS = {
     "keep='0.9', expected a finite number": circuit_of(keep="0.9"),
     "keep=-0.1, expected a finite number, at least 0": circuit_of(keep=-0.1),
     "keep=1.6, expected a finite number, .* at most 1.15": circuit_of(keep=1.6),
-    "left=1.5, expected a finite number": circuit_of(left=1.5),
-    "left='0.1', expected a finite number": circuit_of(left="0.1"),
     "controls=1, expected": circuit_of(controls=1),
     "questions holds a str, expected Questions, dict": circuit_of(questions=[QUESTIONS[0].text]),
     "there must be at least one": [
