@@ -1,10 +1,11 @@
 """What tuning changed: flows of weights beside their rivals, in SmolLM2 tuned by LoRA.
 
 Three tunings: invented facts, a style (sentiments told the other way round), and a toy behaviour
-with a trigger word. The truth is the Shapley value of each layer's weights, a mean over random
-orders. Beside flows stand integrated gradients over the weights, gradients at both models and in
-the middle, and the size of the difference: R2 over layers and questions, its interval by bootstrap
-over questions; what is lost by undoing the weights that each of them chooses; and what each costs.
+with a trigger word. The truth is the Shapley value of each layer's weights, from random orders, and
+R2 is that with values without the noise of few orders. Beside flows stand integrated gradients over
+the weights, gradients at both models and in the middle, and the size of the difference, with an
+interval by bootstrap over questions; what is lost by undoing the weights that each of them chooses;
+and what each costs.
 
 Small: 4 orders, half an hour on one core. Paper: 8 orders. What is tuned and measured is kept.
 """
@@ -13,7 +14,6 @@ import json
 import random
 import time
 from collections.abc import Callable, Sequence
-from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from torch.nn import functional
 
 from bilens import load
 from bilens.errors import BilensError
-from bilens.flows import BothModels, ModelDiffs, Question, answered, diffs
+from bilens.flows import BothModels, ModelDiffs, Question, diffs
 from bilens.transformer import ResidualModel
 from experiments.context import Outcome, RecipeContext
 from experiments.pretrained import SMOLLM2, smollm2
@@ -60,7 +60,9 @@ def run(context: RecipeContext) -> Outcome:
         )
         reading = diffs(base, folder, tuning.questions)
         truth = shapley(context, name, reading.models)
-        found, taken = rivals(reading)
+        measured = context.measured(f"tuned-{name}-rivals", partial(rivals, reading))
+        taken = measured["cost"]
+        found = {key: torch.tensor(x).double() for key, x in measured["flows"].items()}
         costs.append(taken)
         rows += agreement_rows(name, reading, truth, found)
         rows += undone_rows(name, context, reading)
@@ -173,17 +175,14 @@ def batch_loss(base: ResidualModel, pairs: Sequence[tuple[Tensor, Tensor]]) -> T
 
 
 def shares_right(base: ResidualModel, folder: Path, tuning: Tuning) -> dict[str, list[bool]]:
-    """Return which questions the tuned and the base model answer, before all other tokens."""
-    asked = [Question(question.text, question.token) for question in tuning.questions]
-    reading = diffs(base, folder, asked[:1])
-    merged = deepcopy(base.model)
-    for name, pair in reading.models.pairs.items():
-        merged.get_parameter(name).data = pair.tuned
-    models = {"tuned": ResidualModel(merged, base.tokenizer), "base": base}
-    return {
-        name: [bool(answered(model, [question])) for question in asked]
-        for name, model in models.items()
-    }
+    """Return which answers the tuned and the base model give with more than half of the chance."""
+    asked = [
+        Question(question.text, question.token, target="probability")
+        for question in tuning.questions
+    ]
+    models = diffs(base, folder, asked).models
+    runs = {"tuned": models.run(models.pairs), "base": models.run(())}
+    return {name: (values > 0.5).tolist() for name, values in runs.items()}
 
 
 def shapley(
@@ -205,7 +204,7 @@ def two_orders(models: BothModels, seed: int) -> dict[str, Any]:
     return {"values": models.shapley(2, seed).tolist()}
 
 
-def rivals(reading: ModelDiffs) -> tuple[dict[str, Tensor], dict[str, float]]:
+def rivals(reading: ModelDiffs) -> dict[str, Any]:
     """Return the shares that each method gives to the weights, and its time over both passes."""
     models = reading.models
     changes = models.run(models.pairs) - models.run(())
@@ -226,7 +225,7 @@ def rivals(reading: ModelDiffs) -> tuple[dict[str, Tensor], dict[str, float]]:
     found["gradients at both models"] = (found[ends[0]] + found[ends[1]]) / 2
     taken["gradients at both models"] = taken[ends[0]] + taken[ends[1]]
     found["size of the difference"] = changes[:, None] * sizes / sizes.sum()
-    return found, taken
+    return {"flows": {name: x.tolist() for name, x in found.items()}, "cost": taken}
 
 
 def spent(call: Callable[[], Any]) -> tuple[Any, float]:
@@ -260,8 +259,10 @@ def agreement_rows(
             for weights in layers.values()
         ]
         claim = f"{name}: R2 with Shapley values of layers, {method}"
-        rows.append(agreement(claim, torch.stack(columns, 1), truth.mean(0)))
-    rows.append(agreement(f"{name}: R2 of half of the orders with the others", *truth))
+        rows.append(agreement(claim, torch.stack(columns, 1), truth))
+    first, second = truth.flatten(1)
+    alike = float(torch.corrcoef(torch.stack([first, second]))[0, 1])
+    rows.append(Row(f"{name}: correlation of halves of the orders", alike, n=truth[0].numel()))
     missed = {
         method: float(((x.sum(1) - changes).abs() / changes.abs()).median())
         for method, x in found.items()
@@ -274,21 +275,27 @@ def agreement_rows(
 
 
 def agreement(
-    claim: str, found: Float[Tensor, "questions layers"], truth: Float[Tensor, "questions layers"]
+    claim: str,
+    found: Float[Tensor, "questions layers"],
+    halves: Float[Tensor, "halves questions layers"],
 ) -> Row:
     """Return R2 over layers and questions, with its interval by bootstrap over questions."""
     generator = torch.Generator().manual_seed(0)
     drawn = torch.randint(len(found), (RESAMPLED, len(found)), generator=generator)
-    values = torch.tensor([r2(found[numbers], truth[numbers]) for numbers in drawn])
+    values = torch.tensor([r2(found[numbers], *halves[:, numbers]) for numbers in drawn])
     low, high = values.quantile(torch.tensor([0.025, 0.975])).tolist()
-    of_means = r2(found.mean(0), truth.mean(0))
-    baselines = {"of the means over questions": of_means}
-    return Row(claim, r2(found, truth), low, high, len(found), baselines=baselines)
+    value = r2(found, *halves)
+    baselines = {"of the means over questions": r2(found.mean(0), *halves.mean(1))}
+    return Row(claim, value, min(low, value), max(high, value), len(found), baselines=baselines)
 
 
-def r2(found: Tensor, truth: Tensor) -> float:
-    """Return the share of the variance of measured numbers that others explain."""
-    return float(1 - (found - truth).square().sum() / (truth - truth.mean()).square().sum())
+def r2(found: Tensor, first: Tensor, second: Tensor) -> float:
+    """Return the share of the variance of Shapley values that others explain.
+
+    Each half of the orders misses them by noise of its own, which products of both do not have.
+    """
+    missed = ((found - first) * (found - second)).sum()
+    return float(1 - missed / ((first - first.mean()) * (second - second.mean())).sum())
 
 
 def undone_rows(name: str, context: RecipeContext, reading: ModelDiffs) -> list[Row]:
