@@ -52,19 +52,21 @@ def progress_bar(
     Only rank 0 of `torchrun` shows it. Where none can be drawn it logs lines.
     """
     is_shown = _is_first_process() and logger.isEnabledFor(logging.INFO)
-    # Each step counts, since one may take minutes.
+    # Each step counts, since one may take minutes; what takes less than a second shows no bar.
     settings = {
         "desc": name,
         "total": total,
         "leave": False,
         "disable": not is_shown,
         "miniters": 1,
+        "delay": FIRST / 5,
     }
     if is_drawn_in_notebook():
         return import_module("tqdm.notebook").tqdm(items, **settings)
     if sys.stderr is not None and sys.stderr.isatty():
         return tqdm(items, dynamic_ncols=True, **settings)
-    return _Lines(items, file=StringIO(), delay=FIRST, mininterval=FIRST, **settings)
+    settings["delay"] = FIRST
+    return _Lines(items, file=StringIO(), mininterval=FIRST, **settings)
 
 
 def is_drawn_in_notebook() -> bool:

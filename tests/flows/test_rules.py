@@ -35,6 +35,13 @@ def function_of_numbers(name: str) -> Operation:
     return lambda x: function(x.abs() + 0.1 if name in POSITIVE else x, *arguments)
 
 
+def overwritten(a: torch.Tensor) -> torch.Tensor:
+    """Constants in places of an activation."""
+    a[..., 0].fill_(0.5)
+    a[..., 1].copy_(torch.full(a.shape[:-1], 2.0))
+    return a
+
+
 def router(x: Tensor) -> Tensor:
     values, index = x.softmax(-1).topk(2, -1)
     return x.gather(-1, index) * values / values.sum(-1, keepdim=True)
@@ -163,6 +170,15 @@ CASES: list[tuple[str, Operation, tuple[tuple[int, ...], ...]]] = [
     ("where", lambda a, b: torch.where(a > 0, a, b), (CUBE, CUBE)),
     ("masked_fill", lambda a, b: a.masked_fill(b > 0, 0.5), (CUBE, CUBE)),
     ("masked_fill_", lambda a, b: (a * 1).masked_fill_(b > 0, 0.5), (CUBE, CUBE)),
+    ("pad", lambda a: functional.pad(a, (0, 2), value=1.0), (CUBE,)),
+    ("fill_", lambda a: torch.cat([a, torch.zeros_like(a).fill_(2.0)], -1), (CUBE,)),
+    ("copy_", lambda a: overwritten(a * 1), (CUBE,)),
+    ("scatter", lambda a: a.scatter(-1, torch.zeros_like(a[..., :1]).long(), 0.5), (CUBE,)),
+    (
+        "index_copy",
+        lambda a: a.index_copy(-1, torch.tensor([1]), torch.ones_like(a[..., :1])),
+        (CUBE,),
+    ),
     ("gather", lambda x, scores: x.gather(-1, scores.topk(2, -1).indices), (CUBE, CUBE)),
     ("gather", router, (CUBE,)),
     (SOLVE, lambda a, b: solve(lower(a), b, upper=False), (CUBE, CUBE)),

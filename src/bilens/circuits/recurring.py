@@ -17,6 +17,7 @@ from bilens.flows.question import Question
 from bilens.flows.sources import AnyModel, Questions, as_questions, opened
 from bilens.flows.split import adjoints_of
 from bilens.language.names import shown_tokens
+from bilens.progress import progress_bar
 from bilens.settings import Count
 from bilens.transformer import ResidualModel
 from bilens.transformer.changes import adding, mlp_site
@@ -142,7 +143,8 @@ def task_directions(
     both = [*finding, *(i for numbers in measuring.values() for i in numbers)]
     repeated = len(cases) - len(both)
     cases = [cases[i] for i in both]
-    snapshots = [Snapshots.of(model, case.question) for case in cases]
+    bar = progress_bar("flows of questions", cases)
+    snapshots = [Snapshots.of(model, case.question) for case in bar]
     found, values = find_directions(snapshots[: len(finding)], k)
     counts = len(finding), len(cases) - len(finding)
     held, shares = share_held(snapshots[len(finding) :], found)

@@ -17,6 +17,7 @@ from bilens.flows.modules import Hook, module_hooks
 from bilens.flows.rules import Leaf, Rules, make_leaf
 from bilens.flows.secants import UnknownOperationError
 from bilens.hooks import hooked
+from bilens.progress import progress_bar
 from bilens.transformer.experts import ExpertCall
 from bilens.transformer.mixing import Mix
 from bilens.transformer.places import LayerPlaces, Places
@@ -296,7 +297,8 @@ class Adjoints:
         # Adjoints of streams, and of the embeddings, which layers may read directly.
         pending = Sums()
         pending.add(self.last.leaf, self.of_last)
-        for layer in reversed(range(len(self.graphs))):
+        numbers = range(len(self.graphs))
+        for layer in progress_bar("layers of the flow", reversed(numbers), total=len(numbers)):
             of_layer = self.pull(layer, pending)
             if self.keep:
                 self.known.append((layer, of_layer))

@@ -118,6 +118,8 @@ LINEAR = set(
     """.split()  # noqa: SIM905
 )
 """Operations that are linear in one activation: their secant is torch's own derivative."""
+AFFINE = {"pad", "fill_", "copy_", "index_copy", "index_copy_", "scatter", "scatter_"}
+"""Those of them that may put constants beside it."""
 
 READ = set(
     """
@@ -250,7 +252,7 @@ class Rules(TorchFunctionMode):
             return rule(self, func, *args, **_renamed(rule, kwargs))
         if name not in LINEAR:
             raise UnknownOperationError("has no rule")
-        return func(*args, **kwargs)
+        return self.affine(func, args, kwargs) if name in AFFINE else func(*args, **kwargs)
 
     def chosen(self, one_hot: Tensor, like: Tensor) -> Tensor:
         """Return what was chosen, as numbers at which a flow starts."""
@@ -281,6 +283,10 @@ class Rules(TorchFunctionMode):
     def constant(self, x: Any, like: Any) -> Any:
         """Return a constant term of a sum."""
         return x
+
+    def affine(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Return the result of an operation that may put constants beside an activation."""
+        return func(*args, **kwargs)
 
     def spread(self, x: Tensor, like: Any) -> Tensor:
         """Return what is no activation, such as indices, in the rows of one."""

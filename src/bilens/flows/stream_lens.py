@@ -14,6 +14,7 @@ from bilens.flows.split import OneText, adjoints_of
 from bilens.flows.tangents import Start, Tangents
 from bilens.flows.token_lens import LogitChanges
 from bilens.language.names import quoted, shown_tokens
+from bilens.progress import progress_bar
 from bilens.sections import Columns, Fact
 from bilens.settings import Between, Count
 from bilens.transformer import ResidualModel
@@ -129,7 +130,7 @@ def read_lens(
     n_layers, cells, errors = len(adjoints.graphs), list[LensCell](), list[float]()
     shown = torch.linspace(0, n_layers - 1, min(layers, n_layers)).round().int().tolist()
     whole: LogitChanges | None = None
-    for layer in shown:
+    for layer in progress_bar("layers of the lens", shown):
         change = adjoints.change(adjoints.graphs[layer].stream.leaf)[0]
         starts = [
             Start(layer, "stream", position, at) for position, at in enumerate(change) if at.any()

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from bilens.flows.adjoints import Adjoints
 from bilens.flows.modules import Hook, module_hooks
-from bilens.flows.rules import Rules, make_leaf, mark
+from bilens.flows.rules import Rules, is_live, make_leaf, mark
 from bilens.flows.secants import Rows, UnknownOperationError
 from bilens.hooks import hooked
 from bilens.transformer.places import LayerPlaces
@@ -41,6 +41,13 @@ class TangentRules(Rules):
         """Return a constant term of a sum; it is 0 in the rows of tangents."""
         value = torch.as_tensor(x, dtype=like.dtype, device=like.device)
         return torch.where(self._of_texts(like), value, 0.0)
+
+    def affine(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Return the result of an operation; constants that it puts are 0 in rows of tangents."""
+        zeroed = [torch.zeros_like(x) if is_live(x) else x for x in args]
+        constant = func(*zeroed, **kwargs)
+        result = func(*args, **kwargs)
+        return result.sub_(torch.where(self._of_texts(result), 0.0, constant))
 
     def spread(self, x: Tensor, like: Any) -> Tensor:
         """Return what is no activation in the rows of one; tangents have that of the first text."""

@@ -23,6 +23,7 @@ import torch
 from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
+from bilens.progress import progress_bar
 from bilens.tensor import BilinearTensor
 
 STEPS = 64
@@ -170,7 +171,7 @@ def margins_of(
 ) -> Iterator[PairMargins]:
     """Yield the margins of each class over each other one, for the inputs of the class."""
     y, logits = x.to(forms.basis) @ forms.basis, forms.outputs(x)
-    for c in classes.unique().tolist():
+    for c in progress_bar("nearest pictures, by class", classes.unique().tolist()):
         rows = (classes == c).nonzero().flatten()
         for j in range(logits.shape[1]):
             if j == c:
