@@ -4,6 +4,7 @@ import io
 import logging
 import os
 import sys
+import time
 from functools import partial
 from types import ModuleType
 
@@ -160,7 +161,10 @@ def test_long_work_shows_how_far_it_is_everywhere(where, monkeypatch, capsys):
         monkeypatch.setitem(sys.modules, "tqdm.notebook", notebook)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: where == "terminal", raising=False)
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
-    steps = list(progress_bar("steps", range(3)))
+    steps = []
+    for step in progress_bar("steps", range(3)):
+        time.sleep(0.06)  # tqdm draws ten times a second
+        steps.append(step)
     if where == "notebook":
         assert steps == ["steps"]
         return
