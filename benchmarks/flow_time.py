@@ -30,11 +30,11 @@ TOKEN, VOCAB, NODES, LENGTH = 5, 20_000, 20, 8
 
 
 def both_ways(model: ResidualModel, texts: Tensor) -> None:
-    """Run a model on two texts, and the change of a logit back to the embeddings."""
+    """Run a model on texts, and a logit of each back to the embeddings."""
     with torch.enable_grad():
         x = model.modules.embed.rows(texts).requires_grad_()
-        first, second = model.model(inputs_embeds=x, use_cache=False).logits[:, -1, TOKEN].chunk(2)
-        torch.autograd.grad((first - second).sum(), x)
+        logits = model.model(inputs_embeds=x, use_cache=False).logits[:, -1, TOKEN]
+        torch.autograd.grad(logits.sum(), x)
 
 
 def opened(sizes: list[int] | None) -> ResidualModel:
@@ -75,9 +75,10 @@ def ratios(model: ResidualModel, length: int, turns: int) -> list[list[float]]:
 
 
 def diff_ratios(model: ResidualModel, count: int, turns: int) -> list[list[float]]:
-    """Return the time of what tuning changed over both passes, in each turn, and with its checks.
+    """Return the time of what tuning changed, in each turn, and of it with its checks.
 
-    All weights of the layers differ, and the questions have 8 tokens each.
+    It is over the passes of each model on its own. All weights of the layers differ, and the
+    questions have 8 tokens each.
     """
     other = deepcopy(model.model)
     generator = torch.Generator().manual_seed(0)
@@ -86,15 +87,16 @@ def diff_ratios(model: ResidualModel, count: int, turns: int) -> list[list[float
             weight.data *= 1.01
     texts = torch.randint(1000, VOCAB, (count, LENGTH), generator=generator)
     questions = [Question(ids, f"[{TOKEN}]") for ids in texts]
-    whole = partial(diffs, model, ResidualModel(other, model.tokenizer), questions)
+    tuned = ResidualModel(other, model.tokenizer)
+    whole = partial(diffs, model, tuned, questions)
     models = whole().models
-    calls: list[Callable[[], Any]] = [partial(both_ways, model, torch.cat([texts, texts]))]
+    calls: list[Callable[[], Any]] = [partial(both_ways, x, texts) for x in (model, tuned)]
     calls += [models.flows, whole]
     columns: list[list[float]] = [[], []]
     for _ in range(turns):
-        passes, *taken = (spent(call) for call in calls)
+        base_pass, tuned_pass, *taken = (spent(call) for call in calls)
         for column, seconds in zip(columns, taken, strict=True):
-            column.append(seconds / passes)
+            column.append(seconds / (base_pass + tuned_pass))
     return columns
 
 
@@ -128,7 +130,7 @@ def main() -> None:
             print(rows[-1], flush=True)
     for count in (1, 8) if given.llama is None else ():
         alone, checked = diff_ratios(model, count, given.turns)
-        claim = f"flows of the weights of two models over both passes, {count} questions"
+        claim = f"flows of the weights of two models over passes of both, {count} questions"
         beside = {"with runs that check them": median(checked)}
         rows.append(Row.of_range(claim, alone, baselines=beside))
         print(rows[-1], flush=True)
