@@ -23,10 +23,10 @@ from typing import Any
 import torch
 from experiments.results import Recording, Row
 from safetensors.torch import save_file
+from tests.flows.test_precision import Widened
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import bilens
-from benchmarks.checks import Widened
 from bilens.flows import flow
 from bilens.tensor import BilinearTensor, Spectrum
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import jupytext
-import nbformat
 from nbclient import NotebookClient
 from nbformat.v4 import new_output
 
@@ -38,7 +37,7 @@ def draw(names: Sequence[str]) -> None:
             cell.source = PICTURES.sub("", cell.source)
         first = jupytext.reads(f"```python\n{INSTALL}\n```", "md").cells
         notebook.cells[1:1] = first
-        nbformat.write(notebook, TUTORIALS / f"{name}.ipynb")
+        jupytext.write(notebook, TUTORIALS / f"{name}.ipynb")
 
 
 def _stored(cell: Any, name: str) -> list[Any]:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import jupytext
-import nbformat
 from latex2mathml.converter import convert
 from mkdocs.exceptions import PluginError
 from nbformat import NotebookNode
@@ -81,7 +80,8 @@ def on_post_build(*, config: Any, **_: Any) -> None:
     """Write the notebooks of the tutorials, and llms.txt."""
     docs, site = Path(config.docs_dir), Path(config.site_dir)
     for path in docs.glob("tutorials/*.ipynb"):
-        nbformat.write(notebook_of(path), site / "tutorials" / path.name)
+        text = jupytext.writes(notebook_of(path), fmt="ipynb")
+        (site / "tutorials" / path.name).write_text(text, encoding="utf-8")
     text = index_text(config.nav, docs, config.site_description)
     (site / "llms.txt").write_text(text, encoding="utf-8")
 
@@ -91,7 +91,7 @@ def notebook_of(path: Path) -> NotebookNode:
 
     Where GitHub builds the site, it installs it from there.
     """
-    notebook = nbformat.read(path, as_version=4)
+    notebook: NotebookNode = jupytext.read(path)
     if repository := os.environ.get("GITHUB_REPOSITORY"):
         code_cells(notebook)[0].source = INSTALL.format(repository)
     return notebook

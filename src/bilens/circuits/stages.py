@@ -103,11 +103,6 @@ class Stages:
         """Number of stages."""
         return len(self.stages)
 
-    @property
-    def unlike_templates(self) -> list[str]:
-        """Names of the templates of which the stages of the others restore less than 0.9."""
-        return [name for name, x in self.left_out.items() if x.measured.restored.value < 0.9]
-
     def on(self, cases: Cases) -> Measured:
         """Return what they do on other questions."""
         return measured(cases.by("role"), self.mask, ~self.mask)[0]
