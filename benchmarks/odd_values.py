@@ -219,6 +219,7 @@ class World:
                 "token": 1,
                 "against": ids.flip(0),
             },
+            "diffs": {"base": view, "tuned": self.edited(), "questions": self.questions},
             "measure": {"model": view, "flow": one_flow, "nodes": one_flow.strongest(2)},
             "remove": {"model": view, "flow": one_flow, "nodes": one_flow.strongest(2)},
             "answered": {"model": view, "questions": self.questions},
