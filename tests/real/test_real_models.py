@@ -19,7 +19,7 @@ from bilens.flows import Question, flow, read_lens, read_pairs, remove
 from bilens.language import TokenDirection
 from bilens.shipped import task_names
 from bilens.testing import check_family
-from bilens.transformer import ResidualModel
+from bilens.transformer import ResidualModel, in_chat
 from tests.command_line import ROOT
 from tests.flows.flows import leaves
 from tests.flows.own_runs import by_hand
@@ -77,8 +77,8 @@ def test_a_chat_is_read_as_the_tokenizer_writes_it():
     first, second = ("What is the capital of France?", "What is the capital of Spain?")
     said = [{"role": "user", "content": first}]
     own = model.tokenizer.apply_chat_template(said, add_generation_prompt=True)["input_ids"]
-    assert model.in_chat().ids(first).tolist() == own
-    through = flow(model.in_chat(), first, against=second, labels=0)
+    assert in_chat(model).ids(first).tolist() == own
+    through = flow(in_chat(model), first, against=second, labels=0)
     assert leaves(through) == pytest.approx(through.value, rel=1e-5)
 
 

@@ -11,7 +11,7 @@ from bilens.cli import main
 from bilens.convert import save_model
 from bilens.flows import Question, flow, read_lens
 from bilens.language.contexts import generate_text
-from bilens.transformer import ResidualModel
+from bilens.transformer import ResidualModel, in_chat
 from tests.families import tiny
 from tests.models import TOKENS, toy_tokenizer
 from tests.refusals import refused
@@ -36,8 +36,8 @@ def test_a_text_is_in_the_template_after_one_beginning(kind, form, template):
     begins = template == "a beginning" or form == "<s> $A"
     expected = [1] * begins + [number for number in own if number != 1]
     view = view_with(tokenizer)
-    assert view.in_chat().ids(message[0]["content"]).tolist() == expected
-    assert view.ids("The keys").equal(view.in_chat().ids(view.ids("The keys")))
+    assert in_chat(view).ids(message[0]["content"]).tolist() == expected
+    assert view.ids("The keys").equal(in_chat(view).ids(view.ids("The keys")))
 
 
 def words() -> ResidualModel:
@@ -65,13 +65,13 @@ def pages(view, first, second):
 def test_whatever_takes_texts_reads_the_same_as_of_the_whole_text():
     view = words()
     in_full = pages(view, "t9 t3 t4 t5 t8", "t9 t3 t7 t5 t8")
-    assert pages(view.in_chat(), "t3 t4 t5", "t3 t7 t5") == in_full
+    assert pages(in_chat(view), "t3 t4 t5", "t3 t7 t5") == in_full
     assert pages(view, "t3 t4 t5", "t3 t7 t5") != in_full
 
 
 def test_replaced_words_are_those_of_the_text_itself():
     view = words()
-    one = flow(view.in_chat(), "t3 t4 t5", "t5", replace={"t4": "t7"}, labels=0)
+    one = flow(in_chat(view), "t3 t4 t5", "t5", replace={"t4": "t7"}, labels=0)
     other = flow(view, "t9 t3 t4 t5 t8", "t5", against="t9 t3 t7 t5 t8", labels=0)
     assert one.value == other.value
 
@@ -95,15 +95,15 @@ def test_a_command_shows_the_tokens_that_it_read(tmp_path, capsys):
 def refusing() -> ResidualModel:
     view = words()
     view.tokenizer.chat_template = "{{ raise_exception('only the system speaks') }}"
-    return view.in_chat()
+    return in_chat(view)
 
 
 REFUSED = {
-    "tokenizer has no chat template.*set tokenizer.chat_template": lambda: (
-        ResidualModel(tiny("llama"), TOKENS).in_chat().ids("t3")
-    ),
+    "tokenizer has no chat template.*set tokenizer.chat_template": lambda: in_chat(
+        ResidualModel(tiny("llama"), TOKENS)
+    ).ids("t3"),
     "template refuses text='t3': only the system speaks": lambda: refusing().ids("t3"),
-    "came without a tokenizer": lambda: ResidualModel(tiny("llama")).in_chat(),
+    "came without a tokenizer": lambda: in_chat(ResidualModel(tiny("llama"))),
     "against: chat: the tokenizer's chat template": lambda: flow(
         refusing(), torch.tensor([3, 4]), 5, against="t4 t5"
     ),

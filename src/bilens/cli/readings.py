@@ -150,9 +150,11 @@ def run_analysis(
         check_data(model, data, settings["data_dir"])
     opened = load(model, device=choose_device(device), low_memory=low_memory)
     if chat:
-        if not hasattr(opened, "in_chat"):
+        from bilens.transformer import ResidualModel, in_chat
+
+        if not isinstance(opened, ResidualModel):
             raise BilensError(f"--chat: {model} is no language model; leave it out")
-        opened = opened.in_chat()
+        opened = in_chat(opened)
     reading = entry.run(opened, settings, loader(opened, model), source=model)
     show_reading(reading)
     if output is not None:

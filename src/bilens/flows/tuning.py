@@ -39,7 +39,7 @@ from bilens.models import load
 from bilens.options import Target
 from bilens.sections import Columns, Fact
 from bilens.settings import Count
-from bilens.transformer import ResidualModel
+from bilens.transformer import ResidualModel, in_chat
 from bilens.transformer.tokens import text_ids
 
 
@@ -420,6 +420,6 @@ def _opened(
             raise BilensError("tuned and base have different tokenizers, expected one for both")
     if base.chat:
         # Often only the tokenizer of the tuned model has a template.
-        base = base.in_chat()
+        base = in_chat(base)
         base.tokenizer = tuned.tokenizer
     return base, tuned.model

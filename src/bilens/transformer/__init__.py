@@ -4,7 +4,7 @@ Importing it takes as long as transformers does.
 """
 
 from bilens.transformer.families import Family, register_family
-from bilens.transformer.model import ResidualModel
+from bilens.transformer.model import ResidualModel, in_chat
 from bilens.transformer.passes import Pass
 
-__all__ = ["Family", "Pass", "ResidualModel", "register_family"]
+__all__ = ["Family", "Pass", "ResidualModel", "in_chat", "register_family"]

@@ -403,19 +403,6 @@ class ResidualModel:
 
     # Texts.
 
-    def in_chat(self) -> "ResidualModel":
-        """Return a view of the same model that reads each text as what a user says in a chat.
-
-        A text is put into the tokenizer's chat template, up to where the model answers. Ids are
-        read as they are.
-
-            model = bilens.load("HuggingFaceTB/SmolLM2-135M-Instruct").in_chat()
-        """
-        require_tokenizer(self.tokenizer)
-        view = copy(self)
-        view.chat = True
-        return view
-
     def ids(self, text: str | Int[Tensor, " any_time"], until: int = -1) -> Int[Tensor, " time"]:
         """Return the token ids of a text, (time,) on the model's device; ids pass unchanged.
 
@@ -466,6 +453,23 @@ class ResidualModel:
         with wide_passes(self.model):
             output = run(self.model, ids.to(self.device))
         return getattr(output, "logits", output).to(self.places.dtype)
+
+
+def in_chat(model: ResidualModel) -> ResidualModel:
+    """Return a view of a model that reads each text as what a user says in a chat.
+
+    A text is put into the tokenizer's chat template, up to where the model answers. Ids are read
+    as they are.
+
+        bilens.flow(bilens.transformer.in_chat(model), "What is the capital of France?")
+
+    Raises:
+        BilensError: the model has no tokenizer.
+    """
+    require_tokenizer(model.tokenizer)
+    view = copy(model)
+    view.chat = True
+    return view
 
 
 def check_unhooked(model: nn.Module) -> None:

@@ -104,13 +104,26 @@ class Places:
         return embeddings.to(self.dtype)
 
     def forward(
-        self, ids: Int[Tensor, "texts time"], positions: int = 1
+        self,
+        ids: Int[Tensor, "texts time"],
+        positions: int = 1,
+        places: Int[Tensor, "texts time"] | None = None,
     ) -> Float[Tensor, "texts vocab"]:
-        """Run the model on texts, the last `positions` to the logits, and return the last ones."""
+        """Run the model on texts, the last `positions` to the logits, and return the last ones.
+
+        With `places`, the position of each token, tokens see none of those before a jump in them.
+        """
         takes = signature(self.model.forward).parameters
+        if places is not None and "position_ids" not in takes:
+            raise BilensError(
+                f"{type(self.model).__name__} takes no positions, by which a shorter text is "
+                "padded; expected texts of equally many tokens"
+            )
         # A number would let layers that read keys of earlier ones leave out all other positions.
         kept = torch.arange(-positions, 0, device=ids.device) if self.crosses else positions
         options = {"logits_to_keep": kept} if "logits_to_keep" in takes else {}
+        if places is not None:
+            options["position_ids"] = places
         output = run(self.model, ids, **options)
         logits: Tensor = getattr(output, "logits", output)
         return logits[:, -1]
