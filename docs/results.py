@@ -28,7 +28,8 @@ GROUPS = {
     ],
     "Circuits and flows": ["coverage", "patching", "labels"],
     "Exactness and speed": [
-        *("flow_memory", "flow_time", "attention", "large", "device_map", "gpu", "tasks")
+        *("flow_memory", "flow_time", "attention", "large", "device_map", "gpu", "tasks"),
+        "unlike_lengths",
     ],
 }
 """Headings of the page, and the names of their files."""

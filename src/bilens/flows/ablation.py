@@ -84,7 +84,7 @@ def measure(
 
 def measurable(flow: Flow) -> list[Node]:
     """Return the nodes of a flow that can be exchanged in any run of the model."""
-    if flow.changes_stream:
+    if flow.changes_stream or any(flow.fitted.starts):
         return []
     return [node for node in flow.nodes if node.kind in WRITING]
 
@@ -162,6 +162,11 @@ def run_without(
 def _both(model: ResidualModel, flow: Flow) -> Pass:
     """Return the pass of both texts of a flow side by side."""
     flow.check_model(model)
+    if any(flow.fitted.starts):
+        raise BilensError(
+            "the texts of the flow have unlike numbers of tokens, expected equally many, whose "
+            "parts can be exchanged one by one; patch and circuit take such texts"
+        )
     ids = torch.stack(flow.fitted.rows)
     rows = model.places.rows(ids)
     if flow.fitted.embeddings is not None:

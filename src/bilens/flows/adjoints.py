@@ -101,6 +101,8 @@ class Adjoints:
         score: the number.
         positions: number of the last positions that it reads.
         keep: keep the graphs of all layers; else each layer runs again when it is its turn.
+        at: the position of each token, if not all texts have as many.
+        lacked: number of the first places that one text of each question lacks.
 
     Attributes:
         numbers: the number of each text.
@@ -118,8 +120,10 @@ class Adjoints:
         *,
         positions: int = 1,
         keep: bool = True,
+        at: Int[Tensor, "texts time"] | None = None,
+        lacked: int = 0,
     ) -> None:
-        self.places, self.ids, self.keep = places, ids, keep
+        self.places, self.ids, self.keep, self.at, self.lacked = places, ids, keep, at, lacked
         self.questions = len(ids) // 2
         self.graphs: list[LayerGraph] = []
         self.calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
@@ -198,7 +202,7 @@ class Adjoints:
         own = module_hooks(places.model, lambda: rules)
         hooks = hooked([*before, *own[0]], [*own[1], *after])
         with hooks, places.context(), torch.enable_grad(), rules:
-            self.logits = places.forward(ids, positions).detach()
+            self.logits = places.forward(ids, positions, self.at).detach()
         if len(self.graphs) != len(places.layers):
             raise BilensError(
                 f"The model ran {len(self.graphs)} of {len(places.layers)} layers, expected each "
@@ -390,6 +394,15 @@ def start_flows(adjoints: Adjoints, leaf: Tensor, w: Tensor) -> Float[Tensor, " 
     return (w * change).flatten(1).sum(1)
 
 
+def lacked_flows(adjoints: Adjoints, leaf: Leaf, w: Tensor) -> Float[Tensor, "questions lacked"]:
+    """Return the flow that starts where only one text has tokens: that these are seen at all."""
+    if leaf.kind != "seen" or not adjoints.lacked:
+        return w.new_zeros(adjoints.questions, adjoints.lacked)
+    change = adjoints.change(leaf.value.unflatten(0, (len(adjoints.ids), -1)))
+    terms = w.unflatten(0, (len(adjoints.ids), -1))[: adjoints.questions] * change
+    return terms[..., : adjoints.lacked].flatten(1, -2).sum(1)
+
+
 def token_flows(
     adjoints: Adjoints, of_first: Sequence[Tensor | None]
 ) -> Float[Tensor, "questions time"]:
@@ -397,7 +410,8 @@ def token_flows(
     flows = adjoints.embedding.leaf.new_zeros(adjoints.questions, adjoints.ids.shape[1])
     starts = [Leaf("token", adjoints.embedding.value), *adjoints.first_leaves]
     for (kind, value), w in zip(starts, of_first, strict=True):
-        if w is not None and kind == "token":
+        # Of texts of unlike length a token has another position, too.
+        if w is not None and (kind == "token" or adjoints.lacked):
             terms = w[: adjoints.questions] * adjoints.change(value)
             flows += terms.flatten(2).sum(-1).to(flows)
     return flows

@@ -37,12 +37,28 @@ class TextPair(NamedTuple):
         rows: embeddings in place of those of the tokens, if there are such.
         score: the metric of each text, of streams after the last layer.
         positions: number of the last positions that it reads.
+        starts: number of places before the first text, and before the second one, which it lacks.
+        at: the position of each token where it lacks any.
     """
 
     ids: Int[Tensor, "texts time"]
     rows: Float[Tensor, "texts time d_model"] | None
     score: Callable[[Float[Tensor, "texts time d_model"]], Float[Tensor, " texts"]]
     positions: int
+    starts: Sequence[int] = (0, 0)
+    at: Int[Tensor, "texts time"] | None = None
+
+    def forward(self, model: ResidualModel) -> Float[Tensor, "texts vocab"]:
+        """Run the model on all texts."""
+        return model.places.forward(self.ids, self.positions, self.at)
+
+    def start(self, row: int) -> int:
+        """Return the number of places that a text lacks."""
+        return self.starts[row * 2 // len(self.ids)]
+
+    def alone(self, model: ResidualModel, row: int) -> Float[Tensor, "1 vocab"]:
+        """Run the model on one text alone."""
+        return model.places.forward(self.ids[row : row + 1, self.start(row) :], self.positions)
 
     def given(
         self, model: ResidualModel, texts: slice = slice(None)
@@ -62,7 +78,7 @@ def check_pass(model: ResidualModel, adjoints: Adjoints, runs: TextPair) -> None
         UnknownOperationError: it has others; the error names the first operation that differs.
     """
     places = model.places
-    if places in _compared:
+    if places in _compared and runs.at is None:
         return
     of_parts = [cut.value.detach() for graph in adjoints.graphs for cut in graph.cuts]
     own: list[Tensor] = []
@@ -80,14 +96,14 @@ def check_pass(model: ResidualModel, adjoints: Adjoints, runs: TextPair) -> None
         text = slice(row, row + 1)
         noted = hooked(before, after)
         with torch.no_grad(), runs.given(model, text), noted, places.context():
-            (alone,) = places.forward(runs.ids[text], runs.positions)
+            (alone,) = runs.alone(model, row)
         if not alone.isfinite().all():
             continue  # a check of logits names the overflow
         is_same = bool((alone - under_rules).abs().max() <= ALLOWED * alone.abs().max())
-        parts = zip(own, of_parts, strict=False)
-        if not is_same or not all(_is_same_part(x, ruled[row]) for x, ruled in parts):
+        parts = zip(own, (x[row, runs.start(row) :] for x in of_parts), strict=False)
+        if not is_same or not all(_is_same_part(*pair) for pair in parts):
             raise _differing(model, runs, row)
-    if places.modules is not None:
+    if places.modules is not None and runs.at is None:
         _compared.add(places)
 
 
@@ -171,10 +187,17 @@ class _Noted(_Outermost):
 def _differing(model: ResidualModel, runs: TextPair, row: int) -> UnknownOperationError:
     """Return the error that names the first operation whose result is not that of a text alone."""
     texts, text = len(runs.ids), slice(row, row + 1)
+    if runs.start(row):
+        raise _error(
+            type(model.model).__name__,
+            "has other numbers for a shorter text behind padding than alone (expected texts of "
+            "equally many tokens)",
+            "",
+        )
     with torch.no_grad(), runs.given(model, text), model.places.context(), _Plain() as plain:
-        model.places.forward(runs.ids[text], runs.positions)
+        runs.alone(model, row)
     with _ruled(model, runs, rules := _Noted(texts)):
-        model.places.forward(runs.ids, runs.positions)
+        runs.forward(model)
     for alone, beside in zip(plain.results, rules.results, strict=False):
         own, value = alone.value, beside.value
         if value.shape != own.shape and value.dim() and len(value) == texts * len(own):
@@ -276,7 +299,7 @@ def check_rules(model: ResidualModel, runs: TextPair) -> None:
         last.append(first_input(args, kwargs))
 
     with _ruled(model, runs, audit), hooked(before=[(model.places.last, finish)]):
-        model.places.forward(runs.ids, runs.positions)
+        runs.forward(model)
         numbers = runs.score(last[-1])
     signs = torch.ones_like(numbers)
     signs[len(signs) // 2 :] = -1

@@ -6,8 +6,17 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from bilens.flows.adjoints import Adjoints, LayerGraph, Sums, gradients, start_flows, token_flows
+from bilens.flows.adjoints import (
+    Adjoints,
+    LayerGraph,
+    Sums,
+    gradients,
+    lacked_flows,
+    start_flows,
+    token_flows,
+)
 from bilens.flows.nodes import Node
+from bilens.flows.rules import Leaf
 
 
 class Edges:
@@ -28,6 +37,9 @@ class Edges:
         self.in_layer: dict[int | None, list[int]] = defaultdict(list)
         for number, node in enumerate(nodes):
             self.in_layer[node.layer].append(number)
+        self.tokens = {
+            self.nodes[i].position: i for i in self.in_layer[None] if nodes[i].kind == "token"
+        }
 
     def all(self) -> Tensor:
         """Return all edges."""
@@ -55,8 +67,8 @@ class Edges:
             self.changes[i] = adjoints.change(value)[self.row]
         cuts = [(graph.heads, shown["head"]), (graph.mlp, [*shown["mlp"], *shown["expert"]])]
         parts = [(cut.leaf, members) for cut, members in cuts if cut and members]
-        starts = [leaf.value for leaf in graph.leaves] if shown["choice"] else []
-        inputs = [*earlier, *(leaf for leaf, _ in parts), *starts]
+        starts = graph.leaves if shown["choice"] or adjoints.lacked else []
+        inputs = [*earlier, *(leaf for leaf, _ in parts), *(leaf.value for leaf in starts)]
 
         def read(reader: int, value: Tensor, w: Tensor) -> None:
             """Pull an adjoint back to what was there before, and note the edges."""
@@ -65,14 +77,14 @@ class Edges:
             for (_, members), of_part in zip(parts, found[len(earlier) :], strict=False):
                 self._to_parts(reader, members, of_part, graph)
             for leaf, of_start in zip(starts, found[len(earlier) + len(parts) :], strict=True):
-                self._to_choice(reader, shown["choice"][0], leaf, of_start)
+                self._to_choice(reader, shown["choice"], leaf, of_start)
 
         for reader, sums in self.reading.items():
             # What a later layer has read of this one beside the stream.
             for leaf, members in parts:
                 self._to_parts(reader, members, sums.pop(leaf), graph)
             for leaf in starts:
-                self._to_choice(reader, shown["choice"][0], leaf, sums.pop(leaf))
+                self._to_choice(reader, shown["choice"], leaf, sums.pop(leaf.value))
             w = adjoints.arriving(number, sums)
             if w is not None and graph.passes and len(inputs) == len(earlier):
                 sums.add(graph.stream.leaf, w)
@@ -95,15 +107,22 @@ class Edges:
             row = at[self.row, node.position, first : first + len(change)]
             self.edges[reader, number] += float(row @ change)
 
-    def _to_choice(self, reader: int, number: int, leaf: Tensor, w: Tensor | None) -> None:
-        """Note the edge to a choice."""
-        if w is not None:
-            self.edges[reader, number] += float(start_flows(self.adjoints, leaf, w)[self.row])
+    def _to_choice(self, reader: int, numbers: Sequence[int], leaf: Leaf, w: Tensor | None) -> None:
+        """Note the edges to a choice, if there is one, and to tokens that one text lacks."""
+        if w is None:
+            return
+        lacked = lacked_flows(self.adjoints, leaf, w)[self.row]
+        chosen = start_flows(self.adjoints, leaf.value, w)[self.row] - lacked.sum()
+        for number in numbers:
+            self.edges[reader, number] += float(chosen)
+        for position, through in enumerate(lacked.tolist()):
+            if position in self.tokens:
+                self.edges[reader, self.tokens[position]] += through
 
     def _embeddings(self) -> None:
         adjoints, q = self.adjoints, self.row
         stream, first = adjoints.graphs[0].stream, adjoints.first
-        nodes = {self.nodes[i].position: i for i in self.in_layer[None] if self._is_token(i)}
+        nodes = self.tokens
         for reader, sums in self.reading.items():
             w = sums.pop(stream.leaf)
             if w is not None:
@@ -112,6 +131,3 @@ class Edges:
             for position, through in enumerate(flows.tolist()):
                 if position in nodes:
                     self.edges[reader, nodes[position]] += through
-
-    def _is_token(self, number: int) -> bool:
-        return self.nodes[number].kind == "token"

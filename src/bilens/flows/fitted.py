@@ -58,18 +58,26 @@ class Fitted:
         return [self.clean] if self.corrupt is None else [self.clean, self.corrupt]
 
     @property
+    def starts(self) -> list[int]:
+        """Number of places before each run, where only the longer text has tokens."""
+        most = max(map(len, self.rows))
+        return [most - len(row) for row in self.rows]
+
+    @property
     def shares(self) -> list[float]:
         """The weight of each token's number, and of each of those to subtract."""
         shares = [1 / len(self.tokens) for _ in self.tokens]
         return shares + [-1 / len(self.minus) for _ in self.minus]
 
 
-def fit(model: ResidualModel, question: Question, *, any_length: bool = False) -> Fitted:
+def fit(
+    model: ResidualModel, question: Question, *, any_length: bool = False, padded: bool = False
+) -> Fitted:
     """Return a question in the numbers of a model.
 
     The number of an answer of several tokens is its log-probability, in place of a logit. With
     `any_length` a second text may have another number of tokens, if its end predicts, in models
-    without vectors of positions.
+    without vectors of positions; and if the shorter one is `padded`, in any model.
 
     Raises:
         BilensError: a text or a token is not one of the model, both texts do not fit each other, a
@@ -91,6 +99,10 @@ def fit(model: ResidualModel, question: Question, *, any_length: bool = False) -
     else:
         named = question
     clean = model.ids(question.text, question.position)
+    parts = model.places.modules
+    # Vectors of positions would differ at the end, and no part takes them over.
+    moves = parts is None or bool(parts.positions or parts.hidden_positions)
+    any_length = padded or (any_length and not moves)
     corrupt, embeddings = _second_run(model, question, clean, any_length=any_length)
     further = clean.new_tensor(spoken[:-1])
     clean = torch.cat([clean, further])
@@ -165,10 +177,7 @@ def _second_run(
     whole = clean if question.position == -1 else model.ids(question.text)
     if is_text(against):
         corrupt = second_ids(model, against)
-        parts = model.places.modules
-        # Vectors of positions would differ at the end, and no part takes them over.
-        moves = parts is None or bool(parts.positions or parts.hidden_positions)
-        if any_length and not moves and question.position == -1:
+        if any_length and question.position == -1:
             return corrupt, None
         _check_length(model, whole, corrupt)
         return corrupt[: len(clean)], None

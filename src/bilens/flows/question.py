@@ -31,7 +31,7 @@ Answer = Annotated[
 """Tokens, a record of a token minus others, or a direction of the last normalised stream."""
 NEUTRAL = "neutral"
 """The second run in which all tokens but the first have the mean embedding of the vocabulary."""
-Against = str | Int[Tensor, " time"] | Float[Tensor, "*time d_model"] | Sequence[str]
+Against = str | Int[Tensor, " other_time"] | Float[Tensor, "*time d_model"] | Sequence[str]
 """A text, its ids, embeddings at each position or one for all, texts whose mean is taken, or
 `NEUTRAL`."""
 
@@ -50,7 +50,7 @@ class Question:
         token: the answer that is predicted after it; or several tokens, whose mean logit is taken.
             The token of number 7 is "[7]".
         minus: tokens whose mean logit is subtracted.
-        against: the second run: a text of as many tokens, its numbers, embeddings, or several
+        against: the second run: a text, its numbers, embeddings, or several
             texts; `NEUTRAL`, or an empty text for none, of which a flow takes the neutral one.
         task: a name for all questions of one kind.
         template: a name for the questions of a task whose sentences differ in a few words only.

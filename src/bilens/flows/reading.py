@@ -14,31 +14,33 @@ from bilens.errors import BilensError
 from bilens.flows.ablation import Ablation, with_effects, without_parts
 from bilens.flows.fitted import Score, token_hints
 from bilens.flows.graph import DRAWN, Flow, FlowGraph
-from bilens.flows.nodes import LEAVES, Node, node_columns, strongest_first
+from bilens.flows.nodes import LEAVES, Node, NodeKind, Sublayer, node_columns, strongest_first
 from bilens.flows.question import Question, is_text
 from bilens.flows.split import flows
 from bilens.flows.token_lens import labelled
 from bilens.language.names import quoted, shown_tokens, token_names
 from bilens.sections import Columns, Fact, Percent, signed
-from bilens.settings import Between, Count
+from bilens.settings import Between, CheckedSettings, Count
 from bilens.transformer import ResidualModel
 from bilens.transformer.changes import Part
 
 
 @dataclass(frozen=True)
-class PageNode:
+class PageNode(CheckedSettings):
     """A node of a flow on a page; fields without a comment are those of `Node`."""
 
     rank: int  # its place from the logit down to the tokens
-    kind: str
+    kind: NodeKind
     name: str  # its address and tokens
     label: str  # its name in the picture
     flow: float
     measured: float | None
     effect: str  # the tokens that it raises and lowers, in words
+    raises: tuple[str, ...]
+    lowers: tuple[str, ...]
     sources: tuple[str, ...]
     layer: int | None
-    part: str | None
+    part: Sublayer | None
     position: int | None
     source: int | None
     number: int | None
@@ -47,7 +49,7 @@ class PageNode:
 
 
 @dataclass(frozen=True)
-class FlowPage:
+class FlowPage(CheckedSettings):
     """The strongest nodes of a flow, their edges, and their share of it, for pages and JSON.
 
     Fields without a comment are those of `Flow`.
@@ -121,6 +123,8 @@ def _page_node(flow: Flow, rank: int, node: Node) -> PageNode:
         flow=node.flow,
         measured=node.measured,
         effect=node.effect(),
+        raises=node.raises,
+        lowers=node.lowers,
         sources=node.sources,
         layer=node.layer,
         part=node.part,
@@ -329,7 +333,8 @@ def answer_question(
         for node in through.strongest(DRAWN)
         if node.kind in ("head", "mlp")
     ]
-    strongest = tuple(dict.fromkeys(addresses))
+    # Of texts of unlike length none are exchanged.
+    strongest = () if any(through.fitted.starts) else tuple(dict.fromkeys(addresses))
     reading = FlowReading(
         flow=through,
         question=through.question,
@@ -359,7 +364,8 @@ def _second_tokens(model: ResidualModel, flow: Flow) -> tuple[str, ...]:
     corrupt = flow.fitted.corrupt
     if corrupt is None or not is_text(flow.question.against):
         return ()
-    return tuple(shown_tokens(model, corrupt))
+    start = flow.fitted.starts[1]
+    return (*flow.tokens[:start], *shown_tokens(model, corrupt))
 
 
 def _words(question: Question) -> tuple[str, list[str]]:

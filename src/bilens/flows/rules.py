@@ -17,12 +17,13 @@ import inspect
 import math
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
@@ -54,12 +55,12 @@ MASKED = -1e30
 
 
 class Leaf(NamedTuple):
-    """Numbers that a flow starts at beside the embeddings: what was chosen.
+    """Numbers that a flow starts at beside the embeddings: what was chosen, or is seen.
 
     Those of tokens are of a further embedding.
     """
 
-    kind: Literal["choice", "token"]
+    kind: Literal["choice", "seen", "token"]
     value: Tensor
 
 
@@ -254,10 +255,12 @@ class Rules(TorchFunctionMode):
             raise UnknownOperationError("has no rule")
         return self.affine(func, args, kwargs) if name in AFFINE else func(*args, **kwargs)
 
-    def chosen(self, one_hot: Tensor, like: Tensor) -> Tensor:
+    def chosen(
+        self, one_hot: Tensor, like: Tensor, kind: Literal["choice", "seen"] = "choice"
+    ) -> Tensor:
         """Return what was chosen, as numbers at which a flow starts."""
         leaf = make_leaf(self.start(one_hot, like).to(like.dtype))
-        self.leaves.append(Leaf("choice", leaf))
+        self.leaves.append(Leaf(kind, leaf))
         return leaf
 
     def known(self, x: Any, like: Any) -> Any:
@@ -303,7 +306,7 @@ class Rules(TorchFunctionMode):
     def seen(self, mask: Tensor, like: Tensor) -> Tensor | None:
         """Return which scores are seen, as what was chosen; None where both texts see the same."""
         seen = mask if mask.dtype == torch.bool else mask.detach() >= MASKED
-        return self.chosen(seen, like) if differs(seen, like) else None
+        return self.chosen(seen, like, "seen") if differs(seen, like) else None
 
 
 def _without_gradient(value: Any) -> Any:
@@ -802,9 +805,27 @@ def _attention(
         raise UnknownOperationError(f"queries of shape {tuple(query.shape)}, expected four axes")
     with mode:
         call = AttentionCall.of(query, key, value, *args, **kwargs)
-    y: Tensor = Attend.apply(*call, mode.seen(call.mask, query))
-    mode.mixes.append(call.mix(y))
+    seen = mode.seen(call.mask, query)
+    y: Tensor = Attend.apply(*call, seen)
+    mix = call.mix(y)
+    mode.mixes.append(mix if seen is None else replace(mix, entry=partial(_entry, call, seen)))
     return y
+
+
+def _entry(
+    call: AttentionCall, seen: Tensor, head: int, position: int, source: int
+) -> Float[Tensor, " texts"]:
+    """Return an entry of a pattern of which both texts see unlike scores, in the same graph."""
+    with torch._C.DisableTorchFunction():
+        query, key = call.query[:, head, position, :, None], call.key[:, head]
+        scores = call.scale * MatrixProduct.apply(key, query)[..., 0]
+        shape = (len(scores), call.query.shape[1], call.query.shape[2], call.key.shape[2])
+        mask, shown = (x.expand(shape)[:, head, position] for x in (call.mask, seen))
+        if mask.dtype == torch.bool:
+            mask = torch.zeros_like(scores).masked_fill(~mask, -torch.inf)
+        weights: Tensor = Softmax.apply(scores + mask, shown)[:, source]
+        mark(weights)
+    return weights
 
 
 # Choices: a leaf of the flow is what was chosen.

@@ -14,7 +14,7 @@ from torch.nn import functional
 from bilens.checks import ROUNDING, check_sum, detached
 from bilens.errors import BilensError
 from bilens.flows.ablation import with_effects
-from bilens.flows.adjoints import Adjoints, LayerGraph, start_flows, token_flows
+from bilens.flows.adjoints import Adjoints, LayerGraph, lacked_flows, start_flows, token_flows
 from bilens.flows.audit import TextPair, check_pass, check_rules
 from bilens.flows.fitted import Fitted, Score, fit
 from bilens.flows.graph import DRAWN, Flow, Pairs
@@ -88,7 +88,7 @@ def flow(  # noqa: PLR0913  the fields of a question
             token, minus its rival; see `likely_answer`.
         position: the position whose next token is predicted, counted from the end if negative.
         minus: tokens whose mean logit is subtracted.
-        against: the second run: a text of as many tokens, its numbers, embeddings at each position
+        against: the second run: a text, its numbers, embeddings at each position
             or one for all positions, or texts, whose mean embedding is taken; "neutral" for the
             mean embedding of the vocabulary at all tokens but the first.
         replace: words of the text and the words that the second run has instead.
@@ -130,11 +130,12 @@ def flows(model: ResidualModel, questions: Sequence[Question]) -> list[Flow]:
         BilensError: texts or tokens do not fit the model, or flows do not add up to its numbers.
     """
     fitted = [
-        fit(model, q if q.has_two_texts else replace_fields(q, against=NEUTRAL)) for q in questions
+        fit(model, q if q.has_two_texts else replace_fields(q, against=NEUTRAL), padded=True)
+        for q in questions
     ]
-    groups: dict[int, list[int]] = defaultdict(list)
+    groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for number, of_question in enumerate(fitted):
-        groups[len(of_question.clean)].append(number)
+        groups[tuple(map(len, of_question.rows))].append(number)
     results: list[Flow | None] = [None] * len(questions)
     for numbers in groups.values():
         asked = [fitted[number] for number in numbers]
@@ -165,6 +166,8 @@ def _adjoints(model: ResidualModel, questions: Sequence[Fitted]) -> Adjoints:
             runs.score,
             positions=runs.positions,
             keep=_fits(model, runs.ids),
+            at=runs.at,
+            lacked=max(runs.starts),
         )
     check_pass(model, adjoints, runs)
     _check_logits(model, adjoints, scores)
@@ -173,9 +176,15 @@ def _adjoints(model: ResidualModel, questions: Sequence[Fitted]) -> Adjoints:
 
 def _runs(model: ResidualModel, questions: Sequence[Fitted], scores: Sequence[Score]) -> TextPair:
     """Return the texts of questions, and their metrics as one."""
-    # The first texts of all questions, and then the second ones.
+    # The first texts of all questions, and then the second ones. Before a shorter one stands what
+    # the longer one has there, with the same streams, which it does not see.
+    rows_of = [(question.rows, question.starts) for question in questions]
     ids = torch.stack(
-        [row for rows in zip(*(x.rows for x in questions), strict=True) for row in rows]
+        [
+            torch.cat([texts[1 - i][: starts[i]], texts[i]])
+            for i in range(2)
+            for texts, starts in rows_of
+        ]
     )
     given = {
         number: question.embeddings
@@ -193,7 +202,27 @@ def _runs(model: ResidualModel, questions: Sequence[Fitted], scores: Sequence[Sc
         numbers = [of_question(of_texts[:, i]) for i, of_question in enumerate(scores)]
         return torch.stack(numbers, 1).flatten()
 
-    return TextPair(ids, rows, score, max(of_question.length for of_question in scores))
+    positions = max(of_question.length for of_question in scores)
+    starts = questions[0].starts
+    return TextPair(ids, rows, score, positions, starts, _positions(model, ids, starts))
+
+
+def _positions(
+    model: ResidualModel, ids: Int[Tensor, "texts time"], starts: Sequence[int]
+) -> Int[Tensor, "texts time"] | None:
+    """Return the position of each token, which jump at the start of a shorter text; else None."""
+    if not any(starts):
+        return None
+    parts, start = model.places.modules, max(starts)
+    row = torch.arange(ids.shape[1], device=ids.device)
+    own = row.clone()
+    if parts is None or parts.positions or parts.hidden_positions:
+        own[start:] -= start
+    else:
+        # Rotation depends on distances alone, and is the same in both texts from the end.
+        own[:start] += 1
+    sides = [own if before else row for before in starts]
+    return torch.stack(sides).repeat_interleave(len(ids) // 2, 0)
 
 
 def _fits(model: ResidualModel, ids: Tensor) -> bool:
@@ -240,7 +269,7 @@ def _flows(model: ResidualModel, origin: Origin, asked: Sequence[Fitted]) -> lis
     mlps = like.new_zeros(questions, n_layers, time)
     choices = like.new_zeros(questions, n_layers)
     pairs: list[list[Pairs | None]] = [[None] * n_layers for _ in range(questions)]
-    absolute = like.new_zeros(questions)
+    absolute, lacked = like.new_zeros(questions), like.new_zeros(questions, adjoints.lacked)
     for layer, graph in adjoints.layers():
         if graph.mlp is not None and graph.of_mlp is not None:
             mlps[:, layer] = (graph.of_mlp[:questions] * adjoints.change(graph.mlp.leaf)).sum(-1)
@@ -253,9 +282,10 @@ def _flows(model: ResidualModel, origin: Origin, asked: Sequence[Fitted]) -> lis
                     absolute[question] += size.to(absolute)
             else:
                 absolute += heads[:, layer].abs().sum((1, 2))
-        choices[:, layer] = _of_choices(adjoints, graph)
+        choices[:, layer] = _of_choices(adjoints, graph, lacked)
     absolute += mlps.abs().sum((1, 2))
     embeddings = token_flows(adjoints, adjoints.of_first)
+    embeddings[:, : adjoints.lacked] += lacked
     for starts in (embeddings, choices):
         absolute += starts.abs().flatten(1).sum(1)
     flows = []
@@ -291,12 +321,16 @@ def _flows(model: ResidualModel, origin: Origin, asked: Sequence[Fitted]) -> lis
     return flows
 
 
-def _of_choices(adjoints: Adjoints, layer: LayerGraph) -> Float[Tensor, " questions"]:
-    """Return the flow of what a layer chose."""
+def _of_choices(
+    adjoints: Adjoints, layer: LayerGraph, lacked: Float[Tensor, "questions lacked"]
+) -> Float[Tensor, " questions"]:
+    """Return the flow of what a layer chose; add that of seen tokens which one text lacks."""
     total = adjoints.embedding.leaf.new_zeros(adjoints.questions)
     for leaf, w in zip(layer.leaves, layer.of_leaves, strict=True):
         if w is not None:
-            total += start_flows(adjoints, leaf.value, w).to(total)
+            of_seen = lacked_flows(adjoints, leaf, w).to(total)
+            total += start_flows(adjoints, leaf.value, w).to(total) - of_seen.sum(1)
+            lacked += of_seen
     return total
 
 
