@@ -96,6 +96,7 @@ RUNS = {command: (shlex.split(command), others(text)) for command, text in OTHER
 """By command: its words, and another value of each of its options."""
 
 UNTRIED = {"cite", "doctor", "demo", "export"}  # no option but that of a place
+UNTRIED |= {"graph"}  # in tests/pages/test_saved_graph.py
 UNTRIED |= {"reproduce", "train", "anneal", "linearise", "tensorise"}  # minutes of training
 OWN = '''from bilens.analysis import Reading, analysis
 @analysis("own")

@@ -38,7 +38,7 @@ SLOW += ["transformers"]
 NAMES = (
     "BilensError BilinearTensor CheckpointError DataError Family NotBilinearError QuadraticForm "
     "ResidualModel Spectrum TensorSVD TokenDirection __version__ bonds certify circuit "
-    "class_spectra diff flow lens load register_family task_directions"
+    "class_spectra diff flow lens load load_graph register_family task_directions"
 )
 
 

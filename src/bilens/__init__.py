@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from bilens.circuits import task_directions
     from bilens.circuits.reading import circuit
     from bilens.errors import BilensError, CheckpointError, DataError, NotBilinearError
-    from bilens.flows import diff, flow, lens
+    from bilens.flows import diff, flow, lens, load_graph
     from bilens.images import certify, class_spectra
     from bilens.language import TokenDirection
     from bilens.models import load
@@ -61,6 +61,7 @@ __all__ = [
     "flow",
     "lens",
     "load",
+    "load_graph",
     "register_family",
     "task_directions",
 ]

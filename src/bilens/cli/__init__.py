@@ -45,7 +45,7 @@ GROUPS = {
     "Read an image model": ("decompose", "eigenvectors", "certify", "explain", "paths", "bonds"),
     "Train": ("train",),
     "Convert": ("process", "tensorise", "linearise", "anneal", "export"),
-    "Run": ("demo", "report", "explore", "doctor", "reproduce", "cite"),
+    "Run": ("demo", "report", "explore", "graph", "doctor", "reproduce", "cite"),
 }
 """Commands in the order of the help, the usual ones first in each group."""
 COMMANDS = tuple(name for names in GROUPS.values() for name in names)

@@ -24,7 +24,7 @@ from bilens.cli.console import (
     own_place,
     show_table,
 )
-from bilens.cli.readings import run_analysis
+from bilens.cli.readings import run_analysis, show_reading, write_reading
 from bilens.cli.training import Architecture, train_images, train_language
 from bilens.errors import BilensError
 from bilens.lazy_imports import datasets
@@ -204,6 +204,41 @@ def explore(
     )
     address = app.launch(host=host, port=port, open_browser=open_browser)
     return {"address": address}
+
+
+def graph(
+    file: tyro.conf.Positional[Path],
+    *,
+    pin: tuple[str, ...] = (),
+    output: Path | None = None,
+    figure: Path | None = None,
+    save_graph: Path | None = None,
+) -> dict[str, Any]:
+    """Show the graph of a flow that `bilens flow --save-graph` wrote, and pin nodes of it.
+
+        bilens graph graph.json --pin head.26.0@4 mlp.28@4 --save-graph pinned.json
+
+    Args:
+        file: the graph.
+        pin: addresses of nodes; the picture and the table are of those that are pinned.
+        output: also write a page, numbers or a table; see `bilens flow --help`.
+        figure: file to also draw the picture to: a name that ends in .png, .svg or .pdf.
+        save_graph: file to write the graph with its pins to.
+    """
+    from bilens.figures.sheet import save_figure
+    from bilens.flows import load_graph
+
+    opened = load_graph(file).pin(*pin)
+    show_reading(opened)
+    if output is not None:
+        write_reading(opened, output, f"bilens graph {file}")
+    if figure is not None:
+        save_figure(opened.plot(), figure)
+    if save_graph is not None:
+        opened.save(save_graph)
+    for written in filter(None, (output, figure, save_graph)):
+        out.print(f"written: {written}")
+    return opened.record()
 
 
 def doctor() -> dict[str, Any]:

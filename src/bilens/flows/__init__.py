@@ -7,6 +7,7 @@ from bilens.flows.graph import Flow
 from bilens.flows.nodes import Node
 from bilens.flows.question import Question
 from bilens.flows.reading import FlowReading
+from bilens.flows.saved import SavedGraph, load_graph
 from bilens.flows.sources import as_questions, read_pairs
 from bilens.flows.split import adjoints_of, flow
 from bilens.flows.stream_lens import LensReading, read_lens
@@ -23,6 +24,7 @@ __all__ = [
     "ModelDiffs",
     "Node",
     "Question",
+    "SavedGraph",
     "adjoints_of",
     "answered",
     "as_questions",
@@ -30,6 +32,7 @@ __all__ = [
     "diffs",
     "flow",
     "lens",
+    "load_graph",
     "measure",
     "read_lens",
     "read_pairs",

@@ -333,7 +333,7 @@ class Flow(Reading):
     def graph(self, nodes: Sequence[Node]) -> "FlowGraph":
         """Return the graph of some nodes, each once, and the logit."""
         different = {node.place: node for node in nodes}.values()
-        ordered = (self.output, *sorted(different, key=_height, reverse=True))
+        ordered = (self.output, *sorted(different, key=height, reverse=True))
         edges = self.edges(ordered)
         starts = self._starts(ordered, edges)
         named = (replace(node, sources=x) for node, x in zip(ordered, starts, strict=True))
@@ -426,21 +426,8 @@ class FlowGraph(Reading):
 
     @cached_property
     def path_weights(self) -> Float[Tensor, "n n"]:
-        """Weight of each edge: the sum over all paths through it up to the logit, (n, n).
-
-        A node sends up what flows into it, and each part of that inflow has the same share of
-        every edge upwards. So an edge into node a counts by the share of a's flow that reaches
-        the logit on paths among these nodes.
-        """
-        flows = self.edges.new_tensor([node.flow for node in self.nodes])
-        # arriving[b] / flow[b]: the share of b's flow that reaches the logit among these nodes.
-        reached, weights = torch.zeros_like(flows), torch.zeros_like(self.edges)
-        reached[0] = 1
-        for b in range(1, len(self.nodes)):
-            weights[:b, b] = reached[:b] * self.edges[:b, b]
-            if self.nodes[b].kind not in LEAVES and flows[b] != 0:
-                reached[b] = weights[:b, b].sum() / flows[b]
-        return weights
+        """Weight of each edge, by its paths up to the logit; see `path_weights`."""
+        return path_weights(self.nodes, self.edges)
 
     @property
     def share_of_logit(self) -> float:
@@ -455,7 +442,25 @@ class FlowGraph(Reading):
         return total / self.flow.value if self.flow.value else 0.0
 
 
-def _height(node: Node) -> tuple[int, int]:
+def path_weights(nodes: Sequence[Node], edges: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:
+    """Return the weight of each edge: the sum over all paths through it up to the logit, (n, n).
+
+    A node sends up what flows into it, and each part of that inflow has the same share of every
+    edge upwards. So an edge into node a counts by the share of a's flow that reaches the logit on
+    paths among these nodes. The logit is the first node, and above comes before below.
+    """
+    flows = edges.new_tensor([node.flow for node in nodes])
+    # arriving[b] / flow[b]: the share of b's flow that reaches the logit among these nodes.
+    reached, weights = torch.zeros_like(flows), torch.zeros_like(edges)
+    reached[0] = 1
+    for b in range(1, len(nodes)):
+        weights[:b, b] = reached[:b] * edges[:b, b]
+        if nodes[b].kind not in LEAVES and flows[b] != 0:
+            reached[b] = weights[:b, b].sum() / flows[b]
+    return weights
+
+
+def height(node: Node) -> tuple[int, int]:
     """Return where a node is between the tokens and the logit."""
     place_in_layer = {"mlp": 2, "head": 1}.get(node.kind, 0)
     return (-1 if node.layer is None else node.layer, place_in_layer)

@@ -11,9 +11,11 @@ from bilens.errors import BilensError
 from bilens.figures.sheet import save_figure
 from bilens.files import write_json, write_safetensors
 from bilens.flows.reading import FlowPage, FlowReading
+from bilens.flows.saved import PAGE_KEY
 from bilens.images.bonds import BONDS_NAME, BondReading
 from bilens.images.classifier import ClassifierReading
 from bilens.images.deep import DeepReading
+from bilens.sections import plain
 from bilens.train.run_directory import TRAINING_NAME
 from bilens.version import __version__
 
@@ -53,12 +55,7 @@ def attribution_graph(
                 "description": description,
                 "generator": {"name": "bilens", "version": __version__},
             },
-            "generation_settings": {
-                "max_feature_nodes": len(nodes) - 1,
-                "value": page.value,
-                "values": list(page.values),
-                "absolute_flow": page.absolute,
-            },
+            "generation_settings": {"max_feature_nodes": len(nodes) - 1, PAGE_KEY: plain(page)},
         },
         "qParams": {
             "pinnedIds": [],

@@ -13,12 +13,13 @@ from torch import Tensor
 from bilens.checks import checked
 from bilens.figures.sheet import BLUE, GREY, SERIES, Figure, add_legend, new_figure, styled
 from bilens.flows.ablation import Ablation
-from bilens.flows.graph import Flow
+from bilens.flows.graph import Flow, path_weights
 from bilens.flows.nodes import node_columns, strongest_first
 from bilens.flows.reading import FlowPage, FlowReading
+from bilens.flows.saved import SavedGraph
 from bilens.flows.summary import LanguageSummary
 from bilens.pages import diff, lens  # noqa: F401  they register their pages
-from bilens.pages.graph import WIDE
+from bilens.pages.graph import WIDE, graph_figure
 from bilens.pages.layout import plot_of, sections_of
 from bilens.sections import FlowDrawing, Picture, Section, Table, signed
 
@@ -63,6 +64,27 @@ def flow_sections(reading: FlowReading) -> list[Section]:
         Section("The strongest nodes", "", [[nodes]], reading.facts(), folded=True),
         Section("Where it starts", "", [[starts]], folded=True),
     ]
+
+
+@sections_of.register
+def saved_sections(reading: SavedGraph) -> list[Section]:
+    """Return the graph of a file, and a picture and a table of the nodes that are pinned."""
+    picture = Picture("pinned", reading.plot)
+    table = Table(reading.frame(), "", reading.formats)
+    return [
+        Section(reading.title, "", [[FlowDrawing(asdict(reading.page))]], reading.facts()),
+        Section(
+            "Pinned nodes" if reading.pinned else "The strongest nodes", "", [[picture], [table]]
+        ),
+    ]
+
+
+@plot_of.register
+def saved_plot(reading: SavedGraph, *, width: int = WIDE) -> Figure:
+    """Draw the nodes that are pinned, or else the strongest, over the tokens of the text."""
+    nodes, page = [reading.nodes[i] for i in reading.shown], reading.page
+    weights = path_weights(nodes, reading.edges)
+    return graph_figure(nodes, page.tokens, weights, page.layers, reading.title, width)
 
 
 @plot_of.register
