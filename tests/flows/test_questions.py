@@ -359,7 +359,6 @@ def test_circuits_hold_on_texts_of_unlike_length(view):
     for consumer in (
         lambda: circuit(view, with_answers[:1]),
         lambda: task_directions(view, with_answers),
-        lambda: by_flow(view, with_answers[0]),
     ):
         with pytest.raises(BilensError, match="against has . tokens, expected 5"):
             consumer()
