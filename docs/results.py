@@ -13,7 +13,16 @@ from experiments.claims import beside_of, cells_of, claims, row_of, shown, verdi
 from experiments.results import load_results
 from experiments.verdicts import numbers_of_source
 
-__all__ = ["DOCUMENTS", "GROUPS", "KINDS", "OF_THE_PROJECT", "page", "short", "sources_page"]
+__all__ = [
+    "DOCUMENTS",
+    "GROUPS",
+    "KINDS",
+    "OF_THE_PROJECT",
+    "pages",
+    "place_of",
+    "short",
+    "sources_page",
+]
 
 DOCS = Path(__file__).parent
 GROUPS = {
@@ -38,12 +47,14 @@ OF_THE_PROJECT = (
     "unseen_templates",
 )
 """Files that the page leaves out: about the project itself, or with a page of their own."""
+PLACES = {"Images": "images", "Language models": "language", "Circuits and flows": "circuits"}
+"""Pages of groups, by their headings; `speed` has the others."""
 INTRODUCTION = """# Results
 
-Numbers of README and these pages: command, file in `results/`, commit. Between *low* and *high* are
-95 %, or what the file's settings say. Columns named by a method, and *beside*, are alternatives of
-the same run; *source* is the papers' number, judged as on [their page](sources.md); … is as in the
-line above.
+Each number with the command that measured it, its file in `results/` and the commit. Between *low*
+and *high* are 95 %, or what the file's settings say. Columns named by a method, and *beside*, are
+alternatives of the same run; *source* is the papers' number, judged as on [their page](sources.md);
+… is as in the line above.
 """
 
 DOCUMENTS = {
@@ -79,15 +90,25 @@ KINDS = ("number", "exact", "not a claim", "not tried")
 """A claim has a number in a file, or a test that holds it, or none of both."""
 
 
-def page(results: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return the page of results as Markdown."""
-    parts = [INTRODUCTION]
+def pages(results: Mapping[str, Mapping[str, Any]]) -> dict[Path, str]:
+    """Return the pages of results as Markdown, by their paths: what there is, and the groups."""
+    index, found = [INTRODUCTION], {}
     for heading, names in GROUPS.items():
-        parts.append(f"## {heading}\n")
+        path = Path("results") / f"{PLACES.get(heading, 'speed')}.md"
+        index.append(f"## {heading}\n")
+        parts = [f"# {heading}\n", "[What the columns are](../results.md).\n"]
         for name in names:
-            if "machine" in results[name]:
-                parts.append(_section(name, results[name], _verdicts(name, results)))
-    return "\n".join(parts)
+            index.append(f"- [{results[name]['title']}]({path.as_posix()}#{name})")
+            parts.append(_section(name, results[name], _verdicts(name, results)))
+        index.append("")
+        found[path] = "\n".join(parts)
+    return {Path("results.md"): "\n".join(index), **found}
+
+
+def place_of(name: str) -> str:
+    """Return the link to a file's table, from the folder of the pages."""
+    heading = next(heading for heading, names in GROUPS.items() if name in names)
+    return f"results/{PLACES.get(heading, 'speed')}.md#{name}"
 
 
 def _verdicts(name: str, results: Mapping[str, Any]) -> dict[str, str]:
@@ -113,7 +134,7 @@ def _section(name: str, result: Mapping[str, Any], of_sources: Mapping[str, str]
     machine = "" if "no GPU" in result["machine"] else f", {result['machine']}"
     lines = [
         # Anchors are names of files, which stay when a title is worded anew.
-        f"### {result['title']} {{#{name}}}\n",
+        f"## {result['title']} {{#{name}}}\n",
         f"`{result['command']}`, {name}.json, {result['commit']}{machine}\n",
         *([f"{result['note']}\n"] if "note" in result else []),
         "|".join(columns),
@@ -189,12 +210,13 @@ def _claimed(claim: Mapping[str, str], results: Mapping[str, Any]) -> tuple[str,
     if beside is not None:
         next_to = f"{beside[0]}: {shown(*beside[1:])}"
     here, span, n = (cells[key] for key in ("number", "low…high", "n"))
-    file = f"[{claim['file']}](results.md#{claim['file']})"
+    file = f"[{claim['file']}]({place_of(claim['file'])})"
     held = verdict(claim, results)
     return claim["claim"], claim["source"], here, span, n, next_to, held, file, claim["where"]
 
 
 if __name__ == "__main__":
     of_files = load_results()
-    (DOCS / "results.md").write_text(page(of_files), encoding="utf-8")
+    for path, text in pages(of_files).items():
+        (DOCS / path).write_text(text, encoding="utf-8")
     (DOCS / "sources.md").write_text(sources_page(of_files), encoding="utf-8")
