@@ -90,7 +90,32 @@ def _reading(row: Row, kind: str) -> str:
     return "exact" if error < EXACT else f"off by {error:.1e}"
 
 
+def tuned(results: Mapping[str, Row]) -> str:
+    """Return the table of what says which weights changed an answer, by method."""
+    result = results["tuned"]
+    columns: dict[str, dict[str, str]] = {}
+    for row in result["rows"]:
+        name, _, rest = row["claim"].partition(": ")
+        claim, _, method = rest.rpartition(", ")
+        if claim.startswith("R2 with"):
+            columns.setdefault(f"R2, {name}", {})[method] = (
+                f"{number(row['value'])} ({between(row)})"
+            )
+        elif claim.startswith("share lost"):
+            by = method.removeprefix("by ")
+            columns.setdefault(f"lost, {name}", {})[by] = f"{number(row['value'])} ({between(row)})"
+        elif name.startswith("cost over"):
+            columns.setdefault("cost", {})[name.partition(", ")[2]] = number(row["value"])
+    methods = dict.fromkeys(method for column in columns.values() for method in column)
+    cells = [
+        [method, *(column.get(method, "") for column in columns.values())] for method in methods
+    ]
+    title = f"`{result['command']}`, tuned.json, {result['commit']}\n"
+    return "\n".join([title, lines(["method", *columns], cells)])
+
+
 PAGES = {
+    DOCS / "ideas" / "diff.md": tuned,
     DOCS / "ideas" / "unseen-templates.md": unseen_templates,
     DOCS / "howto" / "convert.md": families,
     DOCS / "howto" / "cost.md": cost,
