@@ -14,6 +14,9 @@ from bilens.lazy_imports import datasets
 
 HTTPError = errors.HTTPError  # type: ignore[attr-defined]  # of its http client
 
+IN_FOLDER = "into a folder and name it: --data-dir (data_dir), or BILENS_DATA"
+"""Where files stand in place of the hub."""
+
 _LOCK = RLock()
 
 
@@ -79,7 +82,7 @@ def named_folder(data_dir: str | Path | None) -> Path | None:
 def hub_split(repository: str, split: str, instead: str, **options: Any) -> Iterator[Any]:
     """Open a split of a data set of the hub, or the copy of it in the cache of `datasets`.
 
-    `instead` are files that would do as well, for errors; `options` go to `datasets.load_dataset`.
+    `instead` is what would do as well, for errors; `options` go to `datasets.load_dataset`.
 
     Raises:
         DataError: the hub is out of reach, also inside the block, or has other data.
@@ -95,6 +98,5 @@ def hub_split(repository: str, split: str, instead: str, **options: Any) -> Iter
     except reached as error:
         raise DataError(
             f"{repository}, split {split}, could not be loaded from the Hugging Face hub "
-            f"({type(error).__name__}: {error}). Connect to the hub, or put {instead} into a "
-            "folder and name it: --data-dir (data_dir), or BILENS_DATA."
+            f"({type(error).__name__}: {error}). Connect to the hub, or {instead}."
         ) from error

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from bilens.errors import BilensError
 
 # Re-exported modules must be named for the type checker.
-__all__ = ["accelerate", "datasets", "pd"]
+__all__ = ["accelerate", "arrow", "datasets", "parquet", "pd"]
 __all__ += ["safetensors", "tokenizers", "transformers"]
 
 
@@ -78,12 +78,16 @@ if TYPE_CHECKING:
     import accelerate
     import datasets
     import pandas as pd
+    import pyarrow as arrow
     import safetensors
     import tokenizers
     import transformers
+    from pyarrow import parquet
 else:  # They take seconds to import; the mathematics, and whoever reads images, do without.
     accelerate = lazy_import("accelerate", install=".[train]")
     datasets = lazy_import("datasets", install=".[train]")
+    arrow = lazy_import("pyarrow", install=".[train]")
+    parquet = lazy_import("pyarrow.parquet", install=".[train]")
     safetensors = lazy_import("safetensors")
     names = ("pandas", "tokenizers", "transformers")
     pd, tokenizers, transformers = map(lazy_import, names)

@@ -1,7 +1,7 @@
 """Files of questions: a text, the token after it, and a second text in each line.
 
 Nothing here imports torch: a file is read and checked before a model is loaded. The module csv
-reads it, and not pandas, since errors name the line.
+reads it, and not pandas, since errors name the line, and a file may be longer than memory.
 """
 
 import csv
@@ -38,11 +38,11 @@ class QuestionLine:
     template: str = ""
 
 
-def read_lines(path: str | Path) -> list[QuestionLine]:
-    """Read the questions of a file, in UTF-8 with or without a byte order mark.
+def stream_lines(path: str | Path) -> Iterator[QuestionLine | BilensError]:
+    """Yield the questions of a file one after the other, or the error of a line that holds none.
 
     A name such as "agreement" is that of a task that comes with bilens, if no file has it; see
-    `task_names`.
+    `task_names`. The file is in UTF-8, with or without a byte order mark.
 
     The columns are those of `COLUMNS`, of which the last three may be missing, separated by tabs. A
     first line with their names, `text` and `token` at least, may have them in any order, and may be
@@ -52,20 +52,43 @@ def read_lines(path: str | Path) -> list[QuestionLine]:
     skipped, as are columns whose name begins with #.
 
     Raises:
-        BilensError: the file does not exist, is in another encoding, or holds no question, or a
-            line has other columns, no text or no token.
+        BilensError: the file does not exist, is in another encoding, has quotes that do not end, or
+            holds no question.
     """
-    file = _found(path)
-    lines = _decoded(file)
-    start, separator, header = _header(path, lines)
-    questions = []
-    for place, fields in _records(path, lines[start:], start + 1, separator):
-        if header and [field.strip().lower() for field in fields] == header:
-            raise BilensError(f"{place} is the header again, expected a question")
+    file = find_file(path)
+    lines = _numbered(path, file)
+    separator, header, is_empty = "\t", list[str](), True
+    for i, line in lines:
+        if found := _header(f"{path}, line {i}", line):
+            separator, header = found
+            break
+        if line.strip() and line[:1] != "#":
+            lines = chain([(i, line)], lines)
+            break
+    for place, fields in _records(path, lines, separator):
+        question: QuestionLine | BilensError
+        try:
+            question = _question(place, fields, header)
+        except BilensError as error:
+            question = error
         if any(map(str.strip, fields)):
-            questions.append(_question(place, fields, header))
-    if not questions:
+            is_empty = False
+            yield question
+    if is_empty:
         raise BilensError(f"{file} holds no line with a question; expected lines with {EXPECTED}")
+
+
+def read_lines(path: str | Path) -> list[QuestionLine]:
+    """Read all questions of a file; see `stream_lines`.
+
+    Raises:
+        BilensError: as there, or a line has other columns, no text or no token.
+    """
+    questions = []
+    for question in stream_lines(path):
+        if isinstance(question, BilensError):
+            raise question
+        questions.append(question)
     return questions
 
 
@@ -94,7 +117,35 @@ def read_pair_lines(path: str | Path) -> list[QuestionLine]:
     return questions
 
 
-def _found(path: str | Path) -> Path:
+def check_questions(path: str | Path, *, each: bool) -> None:
+    """Check that there is a file of questions, and by `each` that every line has two texts.
+
+    Raises:
+        BilensError: as `read_pair_lines`.
+    """
+    if each and has_lines(path):
+        read_pair_lines(path)
+    elif not is_hub_name(path):
+        find_file(path)
+
+
+def has_lines(path: str | Path) -> bool:
+    """Return whether a file has a question in each line, and not in rows with names."""
+    return Path(path).suffix not in (".jsonl", ".parquet") and not is_hub_name(path)
+
+
+def is_hub_name(path: str | Path) -> bool:
+    """Return whether a path may name a data set of the Hugging Face hub, and names no file."""
+    parts = str(path).split("/")
+    return len(parts) == 2 and all(parts) and not Path(path).suffix and not Path(path).exists()
+
+
+def find_file(path: str | Path) -> Path:
+    """Return the file of questions of a path, or of the name of a task.
+
+    Raises:
+        BilensError: there is none.
+    """
     if Path(path).is_file():
         return Path(path)
     if str(path) in task_names():
@@ -106,63 +157,56 @@ def _found(path: str | Path) -> Path:
     )
 
 
-def _decoded(path: Path) -> list[str]:
-    """Return the lines of a file, without byte order marks, also where files were joined."""
+def _numbered(path: str | Path, file: Path) -> Iterator[tuple[int, str]]:
+    """Yield the lines of a file, without byte order marks, also where files were joined."""
     # Imports torch, which a command that reads no file does not wait for.
     from bilens.files import check_downloaded  # noqa: PLC0415
 
     try:
-        content = check_downloaded(path, "questions", BilensError).read_bytes()
+        check_downloaded(file, "questions", BilensError)
+        # Bytes of other encodings become halves of pairs of letters.
+        with file.open(encoding="utf-8", errors="surrogateescape", newline="") as opened:
+            for i, line in enumerate(opened, 1):
+                # Text in UTF-16 has zero bytes, as packed files have.
+                if wrong := re.search("[\0\udc80-\udcff]", line):
+                    byte = ord(wrong[0]) - 0xDC00 if wrong[0] != "\0" else 0
+                    raise BilensError(
+                        f"{path}, line {i} holds the byte {byte:#04x}, expected text in UTF-8: "
+                        "save it so, not packed and not as a spreadsheet"
+                    )
+                yield i, line.removeprefix("\ufeff")
     except OSError as error:
         raise BilensError(f"{path} cannot be read: {error.strerror}") from error
-    # Text in UTF-16 has zero bytes, as packed files have.
-    wrong, end, text = "a zero byte", content.find(b"\0"), ""
-    try:
-        text = content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        wrong, end = f"the byte {content[error.start]:#x}", error.start
-    if end >= 0:
-        line = content.count(b"\n", 0, end) + 1
-        raise BilensError(
-            f"{path}, line {line} holds {wrong}, expected text in UTF-8: save it so, not packed "
-            "and not as a spreadsheet"
-        )
-    return [line.removeprefix("\ufeff") for line in StringIO(text, newline="")]
 
 
-def _header(path: str | Path, lines: Sequence[str]) -> tuple[int, str, list[str]]:
-    """Return the number of lines up to a header, its separator and its columns; 0, tabs and []."""
-    for i, line in enumerate(lines, 1):
-        for separator in "\t,;":
-            names = [name.strip(' "\r\n').lower() for name in line.split(separator)]
-            known = [name for name in names if name[:1] != "#"]
-            is_whole = {"text", "token"} <= {*known} <= {*COLUMNS}
-            if is_whole and len({*names}) == len(names):
-                return i, separator, names
-            # No question has two fields that are names of columns.
-            if len({*known} & {*COLUMNS}) > 1 and line[:1] != "#":
-                raise BilensError(
-                    f"{path}, line {i} is a header with the columns "
-                    f"{', '.join(map(repr, names))}; expected text and token, and at most once "
-                    "minus, against, task and template"
-                )
-        if line.strip() and line[:1] != "#":
-            break
-    return 0, "\t", []
+def _header(place: str, line: str) -> tuple[str, list[str]] | None:
+    """Return the separator and the columns of a header; None of another line."""
+    for separator in "\t,;":
+        names = [name.strip(' "\r\n').lower() for name in line.split(separator)]
+        known = [name for name in names if name[:1] != "#"]
+        is_whole = {"text", "token"} <= {*known} <= {*COLUMNS}
+        if is_whole and len({*names}) == len(names):
+            return separator, names
+        # No question has two fields that are names of columns.
+        if len({*known} & {*COLUMNS}) > 1 and line[:1] != "#":
+            raise BilensError(
+                f"{place} is a header with the columns {', '.join(map(repr, names))}; expected "
+                "text and token, and at most once minus, against, task and template"
+            )
+    return None
 
 
 def _records(
-    path: str | Path, lines: Sequence[str], first: int, separator: str
+    path: str | Path, lines: Iterator[tuple[int, str]], separator: str
 ) -> Iterator[tuple[str, list[str]]]:
     """Yield the place and the fields of each line; one with a field in quotes may go on."""
-    numbered = enumerate(lines, first)
-    for i, line in numbered:
+    for i, line in lines:
         if not line.strip() or line.startswith("#"):
             continue
         if separator != "\t":
             # Spaces in front of quotes; what stands in quotes is passed over as a whole.
             line = re.sub(rf'("(?:[^"]|"")*")|({separator}) +(?=")', r"\1\2", line)  # noqa: PLW2901
-        following = (further for _, further in numbered)
+        following = (further for _, further in lines)
         reader = csv.reader(chain([line], following), delimiter=separator, strict=True)
         try:
             fields = next(reader)
@@ -178,6 +222,8 @@ def _records(
 
 def _question(place: str, fields: list[str], header: Sequence[str]) -> QuestionLine:
     n, names = len(fields), header or COLUMNS
+    if header and [field.strip().lower() for field in fields] == header:
+        raise BilensError(f"{place} is the header again, expected a question")
     has = f"{place} has {n} column{'s' * (n != 1)}"
     if header and n != len(header):
         raise BilensError(f"{has}, expected {len(header)}, as the header has")

@@ -36,7 +36,7 @@ from bilens.analysis import Reading
 from bilens.checks import check_finite, checked
 from bilens.errors import BilensError, DataError
 from bilens.files import check_downloaded, visible_paths
-from bilens.hub import hub_split, is_folder, named_folder
+from bilens.hub import IN_FOLDER, hub_split, is_folder, named_folder
 from bilens.lazy_imports import datasets, lazy_import
 from bilens.memory import MemoryLimitError, check_memory
 from bilens.sections import Columns, Fact
@@ -450,9 +450,9 @@ def _read_hub(name: str, repository: str, class_names: tuple[str, ...] | None) -
     """Load the splits train and test of a data set with labelled images."""
     arrays: list[np.ndarray] = []
     names: list[tuple[str, ...]] = []
-    instead = f"the IDX files {', '.join(IDX_FILES)}" if class_names else "images in class folders"
+    files = f"the IDX files {', '.join(IDX_FILES)}" if class_names else "images in class folders"
     for split in SPLITS:
-        with hub_split(repository, split, instead) as rows:
+        with hub_split(repository, split, f"put {files} {IN_FOLDER}") as rows:
             split_arrays, split_names = _labelled(rows, repository, f"{repository}, {split}")
             arrays += split_arrays
             names.append(split_names)

@@ -19,7 +19,7 @@ from typing import Any
 from bilens.checks import checked
 from bilens.errors import BilensError, CheckpointError, DataError, is_panic
 from bilens.files import check_downloaded, visible_paths
-from bilens.hub import hub_split, is_folder, named_folder
+from bilens.hub import IN_FOLDER, hub_split, is_folder, named_folder
 from bilens.lazy_imports import datasets, tokenizers, transformers
 from bilens.options import Cleaning
 from bilens.settings import Size
@@ -60,7 +60,7 @@ def read_texts(source: str | Path, data_dir: str | Path | None = None) -> Iterat
     for path in files:
         yield from _read_file(path)
     if not files:
-        instead = f"{source}/train.txt.gz and {source}/valid.txt.gz"
+        instead = f"put {source}/train.txt.gz and {source}/valid.txt.gz {IN_FOLDER}"
         for split in ("train", "validation"):
             with hub_split(HUB[str(source)], split, instead, streaming=True) as rows:
                 for row in rows:

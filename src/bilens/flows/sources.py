@@ -1,6 +1,7 @@
 """Questions and models in each of the forms in which people have them."""
 
-from collections.abc import Iterable, Mapping
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,12 +11,23 @@ from torch import nn
 from bilens.errors import BilensError
 from bilens.flows.fitted import fit
 from bilens.flows.question import Question
+from bilens.hub import hub_split
+from bilens.lazy_imports import parquet
 from bilens.models import load
 from bilens.nn import ImageClassifier
-from bilens.question_files import QuestionLine, read_lines, read_pair_lines
+from bilens.question_files import (
+    QuestionLine,
+    find_file,
+    has_lines,
+    is_hub_name,
+    read_pair_lines,
+    stream_lines,
+)
 from bilens.settings import Said
 from bilens.transformer import ResidualModel
 
+BATCH = 512
+"""Rows of a file that are in memory at once."""
 Questions = Any
 """Questions in each of their forms; see `as_questions`."""
 AnyModel = Annotated[
@@ -43,25 +55,79 @@ def as_questions(questions: Questions) -> list[Question]:
     """Return questions that are given as a list, a table, a file, or one alone.
 
     Args:
-        questions: a `Question`; or several of them; or dictionaries, or a table of pandas, whose
-            names are fields of `Question`; or the path of a file, see
-            `bilens.question_files.read_lines`, or the name of a task that comes with bilens.
+        questions: as in `question_stream`.
 
     Raises:
         BilensError: it is none of them, or a field does not fit.
     """
+    found = []
+    for question in question_stream(questions):
+        if isinstance(question, BilensError):
+            raise question
+        found.append(question)
+    return found
+
+
+def question_stream(questions: Questions) -> Iterator[Question | BilensError]:
+    """Yield questions one after the other; in place of what is none, the error that says why.
+
+    Args:
+        questions: a `Question`; or several of them; or dictionaries, or a table of pandas, whose
+            names are fields of `Question`; or the path of a file with a dictionary in each line
+            (.jsonl) or row (.parquet), or with the lines of `bilens.question_files.stream_lines`;
+            or the name of a task that comes with bilens, or that of a data set of the hub, such as
+            "owner/name", whose split "train" is read.
+
+    Raises:
+        BilensError: it is none of them.
+    """
     if isinstance(questions, Question):
-        return [questions]
-    if isinstance(questions, str | Path):
-        return [of_line(line) for line in read_lines(questions)]
-    if hasattr(questions, "to_dict"):
-        # Empty cells of a table are NaN.
-        rows = questions.astype(object).where(questions.notna(), None).to_dict("records")
-    elif isinstance(questions, Mapping) or not isinstance(questions, Iterable):
-        raise BilensError(f"questions is a {type(questions).__name__}, {EXPECTED}")
+        yield questions
+    elif isinstance(questions, str | Path) and (read := READERS.get(Path(questions).suffix)):
+        for number, row in enumerate(read(find_file(questions)), 1):
+            yield _read(f"{questions}, row {number}", row)
+    elif isinstance(questions, str) and is_hub_name(questions):
+        with hub_split(questions, "train", "name a file of questions", streaming=True) as rows:
+            yield from (_read(f"question {number}", row) for number, row in enumerate(rows))
+    elif isinstance(questions, str | Path):
+        for line in stream_lines(questions):
+            yield line if isinstance(line, BilensError) else of_line(line)
     else:
-        rows = list(questions)
-    return [_of_row(number, row) for number, row in enumerate(rows)]
+        if hasattr(questions, "notna"):
+            # Empty cells of a table are NaN.
+            questions = questions.astype(object).where(questions.notna(), None).to_dict("records")
+        if isinstance(questions, Mapping) or not isinstance(questions, Iterable):
+            raise BilensError(f"questions is a {type(questions).__name__}, {EXPECTED}")
+        yield from (_read(f"question {number}", row) for number, row in enumerate(questions))
+
+
+def count_questions(questions: Questions) -> int | None:
+    """Return the number of questions, for which a file is read once; None of a stream."""
+    if isinstance(questions, Sized) and not isinstance(questions, str):
+        return len(questions)
+    if not isinstance(questions, str | Path) or is_hub_name(questions):
+        return 1 if isinstance(questions, Question) else None
+    read = READERS.get(Path(questions).suffix)
+    rows: Iterable[object] = stream_lines(questions)
+    return sum(1 for _ in (read(find_file(questions)) if read else rows))
+
+
+def _json_lines(path: Path) -> Iterator[object]:
+    with path.open("rb") as file:
+        for line in filter(bytes.strip, file):
+            try:
+                yield json.loads(line)
+            except ValueError as error:
+                yield BilensError(f"{error}, expected a JSON object")
+
+
+def _parquet_rows(path: Path) -> Iterator[object]:
+    for batch in parquet.ParquetFile(path).iter_batches(BATCH):
+        yield from batch.to_pylist()
+
+
+READERS = {".jsonl": _json_lines, ".parquet": _parquet_rows}
+"""Functions from a file of rows to its rows, one after the other, by the ending of its name."""
 
 
 EXPECTED = (
@@ -70,9 +136,19 @@ EXPECTED = (
 )
 
 
-def _of_row(number: int, row: object) -> Question:
+def _read(place: str, row: object) -> Question | BilensError:
+    """Return the question of a row, or the error that says why it has none."""
+    try:
+        return _of_row(place, row)
+    except BilensError as error:
+        return error
+
+
+def _of_row(place: str, row: object) -> Question:
     if isinstance(row, Question):
         return row
+    if isinstance(row, BilensError):
+        raise BilensError(f"{place}: {row}")
     if not isinstance(row, Mapping):
         raise BilensError(f"questions holds a {type(row).__name__}, {EXPECTED}")
     names = [field.name for field in fields(Question)]
@@ -80,12 +156,12 @@ def _of_row(number: int, row: object) -> Question:
     unknown = [name for name in given if name not in names]
     if unknown:
         raise BilensError(
-            f"question {number} has {unknown[0]!r}, which is no field; expected {', '.join(names)}"
+            f"{place} has {unknown[0]!r}, which is no field; expected {', '.join(names)}"
         )
     try:
         return Question(**{"text": None, **given})
     except BilensError as error:
-        raise BilensError(f"question {number}: {error}") from None
+        raise BilensError(f"{place}: {error}") from None
 
 
 def read_pairs(
@@ -97,15 +173,16 @@ def read_pairs(
         BilensError: as `read_lines`; or a second text is missing or has other numbers of tokens, or
             a token is unknown.
     """
-    questions = []
-    for line in read_pair_lines(path):
-        question = of_line(line)
+    if has_lines(path):
+        placed = [(line.place, of_line(line)) for line in read_pair_lines(path)]
+    else:
+        placed = [(f"{path}, row {i}", row) for i, row in enumerate(as_questions(path), 1)]
+    for place, question in placed:
         try:
             fit(model, question, any_length=any_length)
         except BilensError as error:
-            raise BilensError(f"{line.place}: {error}") from None
-        questions.append(question)
-    return questions
+            raise BilensError(f"{place}: {error}") from None
+    return [question for _, question in placed]
 
 
 def of_line(line: QuestionLine) -> Question:
