@@ -520,7 +520,15 @@ SKIPPED = {
         *("gradient_effects", "mask_of", "nonsense", "passed", "verdict"),
     ),
     "open or write files, or serve": (
-        *("explore", "explorer", "make_bilinear", "open_model", "open_tokenizer", "read_pairs"),
+        *(
+            "flow_table",
+            "explore",
+            "explorer",
+            "make_bilinear",
+            "open_model",
+            "open_tokenizer",
+            "read_pairs",
+        ),
         *("register_family", "save_model", "write_space"),
     ),
 }

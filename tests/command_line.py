@@ -65,6 +65,7 @@ def write_sources(folder: Path) -> Path:
     save_model(folder / "annealed", annealed, tokenizer)
     lines = (" ".join(f"t{3 + (i * 7 + j) % 20}" for j in range(9)) for i in range(60))
     (folder / "texts.txt").write_text("\n".join(lines))
+    (folder / "asked.tsv").write_text("t3 t4 t5\tt6\tt7\tt3 t8 t5\n")
     main(["export", str(folder / "annealed"), "--output", str(folder / "bilinear")])
     brief = ["train", "images", "--d-model", "8", "--epochs", "1"]
     main([*brief, "--output", str(folder / "images")])

@@ -100,6 +100,9 @@ ASKED = {
     "answered": lambda m, name: flows.answered(m, questions(m, name)),
     "measure": lambda m, name: flows.measure(m, through(m, name), through(m, name).nodes[:2]),
     "remove": lambda m, name: flows.remove(m, through(m, name), through(m, name).nodes[:2]),
+    "flow_table": lambda m, name, folder: flows.flow_table(
+        m, file_of(name, folder), folder / "rows"
+    ),
     "read_pairs": lambda m, name, folder: flows.read_pairs(m, file_of(name, folder)),
     "circuit": lambda m, name: circuits.circuit(m, questions(m, name)[0]),
     "mask_of": lambda m, _: circuits.mask_of(m, {("heads", "end"): (0, 1)}),
@@ -140,6 +143,7 @@ COMMANDS_OF_TEXTS = {
     "circuit": "--prompt TEXT --against OTHER --token TOKEN --minus MINUS --output {}/circuit.html",
     "lens": "--prompt TEXT --against OTHER --layers 2 --output {}/lens.html",
     "task-directions": "--questions FILE --k 2 --output {}/directions.html",
+    "flow-table": "--questions FILE --output {}/table",
     "contexts": "--token TOKEN --layer 0 --data TEXTS",
     "ngrams": "--token TOKEN --layer 0 --among 20 --output {}/ngrams.html",
     "heads": "--layer 0 --among 20 --output {}/heads.html",

@@ -76,6 +76,7 @@ OTHERS = {
     f"{PAIRS} --level parts": OF_CIRCUIT.replace("=parts", "=stages"),
     "circuit model --questions tasks.tsv": OF_CIRCUIT,
     "task-directions model --questions questions.tsv": "questions=others.tsv chat k=2 strongest=3",
+    "flow-table model --questions questions.tsv --output table": "questions=others.tsv",
     "eigenvectors images --output page.html": f"basis=pixels order=activation {IMAGES}",
     "certify images": f"images=20 {IMAGES}",
     "explain images": f"image=1 n_classes=2 k=2 {IMAGES}",

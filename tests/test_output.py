@@ -29,6 +29,7 @@ WRITERS = {
     ],
     "flow": [*FLOW, "--output"],
     "flow viewer": [*FLOW, "--output", "page.html", "--viewer"],
+    "flow-table": ["flow-table", "model", "--questions", "asked.tsv", "--output"],
     "process": ["process", "model", "--output"],
     "anneal": ["anneal", *TRAINED, "--batch-size", "4", "--tokens", "64", "--output"],
     "export": ["export", "annealed", "--output"],

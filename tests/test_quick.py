@@ -18,6 +18,7 @@ SLOW = ("torch", "transformers", "pandas", "matplotlib", "datasets", "huggingfac
 SLOW += ("sklearn", "pyarrow", "tokenizers")
 NAMES = [*COMMANDS, "train images", "train language"]
 FILES = [f"{name} model --questions no-such-file.tsv" for name in ("circuit", "task-directions")]
+FILES.append("flow-table model --questions no-such-file.tsv --output table")
 """Commands that read a file of questions before they load a model."""
 WRONG = (
     *("decompose", "decompose run --bonds --drop much", "train images --n-layers 0"),

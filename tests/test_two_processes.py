@@ -18,11 +18,14 @@ from bilens.convert import open_model
 from bilens.convert.gates import find_swish
 from bilens.errors import BilensError
 from bilens.files import read_json
+from bilens.flows import flow_table
+from bilens.sections import plain
 from bilens.train.language import train_language
 from bilens.train.trainer import ResumableTrainer
 from tests.command_line import OWN_PATHS, ROOT, run_python
+from tests.families import family_view
 from tests.models import small_config, small_corpus
-from tests.two_processes import TRAINING, anneal_gated, tensorise_gated
+from tests.two_processes import ASKED, TRAINING, anneal_gated, tensorise_gated
 
 SCRIPT = ROOT / "tests" / "two_processes.py"
 
@@ -63,6 +66,12 @@ def test_they_anneal_the_same_model(work_of_processes, tmp_path):
     anneal_gated(tmp_path)
     check_weights(tmp_path, work_of_processes / "annealed")
     assert find_swish(open_model(work_of_processes / "annealed").config) == 0
+
+
+def test_they_share_the_questions_of_a_table(work_of_processes, tmp_path):
+    view = family_view("llama", dtype=torch.float32)
+    of_one = plain(flow_table(view, ASKED, tmp_path, shard=2).record())
+    assert [read_json(work_of_processes / f"table-{rank}.json") for rank in (0, 1)] == [of_one] * 2
 
 
 @pytest.fixture(scope="module")

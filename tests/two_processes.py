@@ -22,19 +22,21 @@ from accelerate.utils import DistributedType
 import bilens.cli
 from bilens.errors import BilensError
 from bilens.files import write_json
+from bilens.flows import Question, flow_table
 from bilens.processes import this_process
 from bilens.train.language import train_language
 from bilens.train.linearise import anneal
 from bilens.train.settings import LanguageTraining
 from bilens.train.tensorise import tensorise
 from bilens.train.trainer import ResumableTrainer
-from tests.families import tiny
+from tests.families import family_view, tiny
 from tests.models import TOKENS, small_config, small_corpus
 from tests.train import kill_attack
 from tests.train import test_anneal as annealing
 from tests.train import test_tensorise as tensors
 from tests.train.runs import press_ctrl_c
 
+ASKED = [Question(f"t{i} t4 t5", "t6", "t7", f"t{i} t8 t5") for i in range(3, 10)]
 TRAINING = LanguageTraining(epochs=2, batch_size=8, learning_rate=1e-2)
 
 
@@ -88,6 +90,13 @@ def work(folder: Path) -> None:
     train_preset(folder / "preset")
     anneal_gated(folder / "annealed")
     tensorise_gated(folder / "tensor")
+    write_table(folder)
+
+
+def write_table(folder: Path) -> None:
+    """Write the flows of some questions, and what this process returns of them."""
+    found = flow_table(family_view("llama", dtype=torch.float32), ASKED, folder / "rows", shard=2)
+    write_json(folder / f"table-{this_process().process_index}.json", found.record())
 
 
 def sharded(folder: Path) -> None:

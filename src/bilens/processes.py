@@ -2,7 +2,10 @@
 
 import atexit
 import gc
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -17,6 +20,29 @@ def this_process(cpu: bool = False) -> "accelerate.PartialState":
     atexit.register(_leave_group)
     # Without a GPU accelerate starts a group only if it is told to use the CPU.
     return accelerate.PartialState(cpu=cpu or not torch.accelerator.is_available())
+
+
+@contextmanager
+def taking_turns(doing: str) -> Iterator[tuple[int, int]]:
+    """Yield the number of this process and that of all, and at the end wait for the others.
+
+    Raises:
+        BilensError: another process has ended before.
+    """
+    if int(os.environ.get("WORLD_SIZE") or 1) == 1:
+        yield 0, 1
+        return
+    state = this_process()
+    # Of gloo, which needs no GPU. Turns may take days, as no step of a training does.
+    group = torch.distributed.new_group(backend="gloo", timeout=timedelta(days=30))
+    yield state.process_index, state.num_processes
+    try:
+        torch.distributed.barrier(group)
+    except RuntimeError as error:
+        raise BilensError(
+            f"Another process of {doing} has ended. Its own message, if it had time for one, says "
+            "why. Start the same command again: it goes on from here"
+        ) from error
 
 
 def from_main_process(call: Callable[[], Any]) -> Any:

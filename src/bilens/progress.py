@@ -33,7 +33,7 @@ class _StandardError(logging.Handler):
 
 logger = logging.getLogger("bilens")
 """The logger of everything; only rank 0 of `torchrun` logs."""
-logger.addFilter(lambda _: _is_first_process())
+logger.addFilter(lambda _: is_first_process())
 logger.addHandler(_StandardError())
 try:
     logger.setLevel(os.environ.get("BILENS_VERBOSITY", "info").upper())
@@ -51,7 +51,7 @@ def progress_bar(
 
     Only rank 0 of `torchrun` shows it. Where none can be drawn it logs lines.
     """
-    is_shown = _is_first_process() and logger.isEnabledFor(logging.INFO)
+    is_shown = is_first_process() and logger.isEnabledFor(logging.INFO)
     # Each step counts, since one may take minutes; what takes less than a second shows no bar.
     settings = {
         "desc": name,
@@ -92,7 +92,8 @@ class _Lines(tqdm):
         logger.info("%s: %s", self.desc, ", ".join(filter(None, [*parts, self.postfix])))
 
 
-def _is_first_process() -> bool:
+def is_first_process() -> bool:
+    """Return True but for the other processes of `torchrun`."""
     return os.environ.get("RANK", "0") == "0"
 
 

@@ -23,7 +23,7 @@ from bilens.cli.readings import analysis_command
 from bilens.errors import BilensError
 from bilens.lazy_imports import lazy_import
 from bilens.options import check_docstrings
-from bilens.question_files import read_pair_lines
+from bilens.question_files import check_questions
 from bilens.sections import plain
 
 if TYPE_CHECKING:
@@ -35,12 +35,12 @@ JSON = "--json"
 OUTPUTS = ("output", "viewer", "save_graph", "figure", "space")
 """Options that name what a command writes."""
 
-DIVIDED = ("train language", "anneal", "linearise", "tensorise")
+DIVIDED = ("train language", "anneal", "linearise", "tensorise", "flow-table")
 """Commands whose processes under `torchrun` share the work."""
 GROUPS = {
     "Read a language model": (
-        *("flow", "lens", "diff", "circuit", "task-directions", "contexts", "ngrams"),
-        *("heads", "composition", "summary", "generate"),
+        *("flow", "flow-table", "lens", "diff", "circuit", "task-directions", "contexts"),
+        *("ngrams", "heads", "composition", "summary", "generate"),
     ),
     "Read an image model": ("decompose", "eigenvectors", "certify", "explain", "paths", "bonds"),
     "Train": ("train",),
@@ -50,7 +50,7 @@ GROUPS = {
 """Commands in the order of the help, the usual ones first in each group."""
 COMMANDS = tuple(name for names in GROUPS.values() for name in names)
 MODULES = {
-    "arrays": ("decompose",),
+    "arrays": ("decompose", "flow-table"),
     **{"training": GROUPS["Train"], "conversion": GROUPS["Convert"], "running": GROUPS["Run"]},
 }
 """By module of `bilens.cli`: its commands, functions of their names. The others are analyses."""
@@ -71,7 +71,7 @@ def main(args: list[str] | None = None) -> None:
         call = parse(given)
         # Mistakes in a file are said before torch is imported, and a model loaded.
         if questions := call.keywords.get("questions"):
-            read_pair_lines(questions)
+            check_questions(questions, each=given[:1] != ["flow-table"])
         with (
             redirect_stdout(sys.stderr) if as_json else nullcontext(),
             files.file_errors(doing="used"),

@@ -1,12 +1,12 @@
-"""The command that writes arrays of weights: `bilens decompose`."""
+"""The commands that write arrays: of weights, `bilens decompose`, and rows, `bilens flow-table`."""
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from bilens.analyses import find_analysis
-from bilens.cli.console import Device, RunDir, choose_device, out
-from bilens.cli.readings import show_reading
+from bilens.cli.console import Device, ModelName, RunDir, choose_device, out
+from bilens.cli.readings import show_reading, write_reading
 from bilens.errors import BilensError
 from bilens.options import Basis, Metric
 from bilens.settings import Count, Share
@@ -70,6 +70,43 @@ def decompose(
     write_arrays(reading, run_dir, model=run_dir.name)
     out.print(f"written: {run_dir}")
     return reading.record()
+
+
+def flow_table(
+    model: ModelName,
+    *,
+    questions: str,
+    output: Path,
+    low_memory: bool = False,
+    device: Device = "auto",
+) -> dict[str, Any] | None:
+    """Split the changes of any number of questions over a model's parts, a row for each.
+
+    Writes files of rows, with both numbers of a question and the flow of each head and MLP, and a
+    page: the parts of each task and template, and clusters of questions that the same parts answer.
+    Started again after a stop it goes on. Under `torchrun` processes share the questions.
+
+        bilens flow-table model.gguf --questions agreement.parquet --output runs/agreement
+
+    Args:
+        questions: file with a question in each line, as for `bilens circuit`, or in each row of
+            .jsonl or .parquet; the name of a task that comes with bilens, or of a data set of the
+            hub.
+        output: folder for the rows, in the folder rows, and for table.html and table.json.
+        low_memory: leave the weights in their files and read those of a layer when it is worked on.
+    """
+    from bilens.flows import flow_table as read
+    from bilens.models import load
+    from bilens.progress import is_first_process
+
+    opened = load(model, device=choose_device(device), low_memory=low_memory)
+    table = read(opened, questions, output / "rows")
+    if not is_first_process():
+        return None
+    show_reading(table)
+    write_reading(table, output / "table.html", f"bilens flow-table {model} {questions}")
+    out.print(f"written: {output}")
+    return table.record()
 
 
 def _check_effects(given: Mapping[str, Any], names: Collection[str]) -> None:

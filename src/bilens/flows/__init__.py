@@ -11,6 +11,7 @@ from bilens.flows.saved import SavedGraph, load_graph
 from bilens.flows.sources import as_questions, read_pairs
 from bilens.flows.split import adjoints_of, flow
 from bilens.flows.stream_lens import LensReading, read_lens
+from bilens.flows.table import FlowTable, flow_table
 from bilens.flows.token_lens import lens
 from bilens.flows.tuning import ModelDiff, ModelDiffs, diff, diffs
 
@@ -19,6 +20,7 @@ __all__ = [
     "BothModels",
     "Flow",
     "FlowReading",
+    "FlowTable",
     "LensReading",
     "ModelDiff",
     "ModelDiffs",
@@ -31,6 +33,7 @@ __all__ = [
     "diff",
     "diffs",
     "flow",
+    "flow_table",
     "lens",
     "load_graph",
     "measure",

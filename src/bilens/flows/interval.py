@@ -33,12 +33,19 @@ class Interval:
         The interval has all shares q for which the mean of rise - q change is within t standard
         errors of 0. They are the roots of a quadratic equation.
         """
-        n, means = len(rises), torch.stack([rises.mean(), changes.mean()]).cpu().double()
+        both = torch.stack([rises, changes]).cpu().double()
+        spread = both - both.mean(1, keepdim=True)
+        return cls.of_moments(len(rises), both.mean(1), spread @ spread.T)
+
+    @classmethod
+    def of_moments(
+        cls, n: int, means: Float[Tensor, " 2"], products: Float[Tensor, "2 2"]
+    ) -> "Interval":
+        """Return the first of two means over the second, from sums of products around them."""
         value = float(means[0] / means[1])
         if n < LEAST:
             return cls(value)
-        spread = torch.stack([rises, changes]).cpu().double() - means[:, None]
-        errors = t_quantile(n - 1) ** 2 * (spread @ spread.T) / (n * (n - 1))
+        errors = t_quantile(n - 1) ** 2 * products / (n * (n - 1))
         # The roots of a q^2 - 2 b q + c.
         (c, b), (_, a) = (means[:, None] * means - errors).tolist()
         if a <= 0:

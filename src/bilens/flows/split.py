@@ -42,7 +42,8 @@ KEPT_PAIRS = 2**16
 """Pairs of positions of a layer's heads whose flows are kept, the strongest."""
 
 OneText = Annotated[
-    str | Int[Tensor, " time"], "one of them; circuit and task_directions take several questions"
+    str | Int[Tensor, " time"],
+    "one of them; flow_table, circuit and task_directions take several questions",
 ]
 """A text, or its tokens' numbers."""
 
@@ -129,21 +130,35 @@ def flows(model: ResidualModel, questions: Sequence[Question]) -> list[Flow]:
     Raises:
         BilensError: texts or tokens do not fit the model, or flows do not add up to its numbers.
     """
-    fitted = [
-        fit(model, q if q.has_two_texts else replace_fields(q, against=NEUTRAL), padded=True)
-        for q in questions
-    ]
+    fitted = [fitted_pair(model, question) for question in questions]
     groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for number, of_question in enumerate(fitted):
         groups[tuple(map(len, of_question.rows))].append(number)
     results: list[Flow | None] = [None] * len(questions)
     for numbers in groups.values():
-        asked = [fitted[number] for number in numbers]
-        run = partial(_adjoints, model, asked)
-        of_group = _flows(model, Origin(model.model, run), asked)
+        of_group = flows_of_length(model, [fitted[number] for number in numbers])
         for number, through in zip(numbers, of_group, strict=True):
             results[number] = through
     return [through for through in results if through is not None]
+
+
+def fitted_pair(model: ResidualModel, question: Question) -> Fitted:
+    """Return a question in the numbers of a model; the second text is the neutral one by default.
+
+    Raises:
+        BilensError: texts or tokens do not fit the model.
+    """
+    given = question if question.has_two_texts else replace_fields(question, against=NEUTRAL)
+    return fit(model, given, padded=True)
+
+
+def flows_of_length(model: ResidualModel, asked: Sequence[Fitted]) -> list[Flow]:
+    """Return the flow of each question, whose texts all have one length and run side by side.
+
+    Raises:
+        BilensError: flows do not add up to the numbers of the model.
+    """
+    return _flows(model, Origin(model.model, partial(_adjoints, model, asked)), asked)
 
 
 def adjoints_of(model: ResidualModel, questions: Sequence[Question]) -> Adjoints:
@@ -227,12 +242,15 @@ def _positions(
 
 def _fits(model: ResidualModel, ids: Tensor) -> bool:
     """Return whether the graphs of all layers fit into `KEPT_BYTES`, or have to be kept."""
-    if model.places.crosses:
-        return True
+    return model.places.crosses or ids.numel() * bytes_of_token(model) <= KEPT_BYTES
+
+
+def bytes_of_token(model: ResidualModel) -> int:
+    """Return about how many bytes the graphs of all layers take for each token."""
     # Some numbers for each output of each map.
     weights = [x for x in model.places.layers[0].module.parameters() if x.dim() > 1]
     numbers = 3 * sum(x[..., 0].numel() for x in weights)
-    return ids.numel() * model.n_layers * numbers * model.places.dtype.itemsize <= KEPT_BYTES
+    return model.n_layers * numbers * model.places.dtype.itemsize
 
 
 def _check_logits(model: ResidualModel, adjoints: Adjoints, scores: Sequence[Score]) -> None:

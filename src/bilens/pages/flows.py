@@ -18,10 +18,30 @@ from bilens.flows.nodes import node_columns, strongest_first
 from bilens.flows.reading import FlowPage, FlowReading
 from bilens.flows.saved import SavedGraph
 from bilens.flows.summary import LanguageSummary
+from bilens.flows.table import FlowTable
 from bilens.pages import diff, lens  # noqa: F401  they register their pages
 from bilens.pages.graph import WIDE, graph_figure
 from bilens.pages.layout import plot_of, sections_of
 from bilens.sections import FlowDrawing, Picture, Section, Table, signed
+
+
+@sections_of.register
+def table_sections(table: FlowTable) -> list[Section]:
+    """Return the parts of each kind of questions, the clusters, and what was not read."""
+    text = "The strongest parts of each task and template: shares of its change, which overlap."
+    of_clusters = (
+        "Questions that the same parts answer, of a sample: the parts that tell a cluster from the "
+        "others, by their shares of the flow of all parts."
+    )
+    of_kinds = [[Table(table.frame(), "", table.formats)]]
+    sections = [
+        Section("Parts of each kind", text, of_kinds, table.facts()),
+        Section("Clusters of questions", of_clusters, [[Table(table.clusters)]]),
+    ]
+    if table.unread:
+        title = f"{table.unread:,} questions without a flow: the first"
+        sections.append(Section(title, "", [[Table(table.reasons)]], folded=True))
+    return sections
 
 
 @sections_of.register
