@@ -53,7 +53,7 @@ BATCH, TURNS, MINUTES, HOURS = 8, 5, 5, 2
 
 def questions(number: int = ALL) -> Iterator[Question]:
     """Yield different questions of agreement: are and not is after a plural, or the reverse."""
-    draw, nouns, seen = Random(0), NOUNS.split(), set()
+    draw, nouns, seen = Random(0), NOUNS.split(), set[str]()
     while len(seen) < number:
         form = draw.choice([*FORMS])
         text, links = FORMS[form]

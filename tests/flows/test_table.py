@@ -27,10 +27,10 @@ FAMILIES = nightly(["gpt2", "gemma2", "cohere2", "mixtral", "own-mixed", "own-no
 NO_QUESTION = [
     BilensError("line 3 has 2 columns"),
     Question("t4 t5 t6", "t99", "t7", "t4 t8 t6"),
-    Question("t4 t5 t6", "t7", "t8", "t4 t5"),
+    Question("", "t7", "t8", "t4 t5"),
     {"text": "t4", "answer": "t5"},
 ]
-REASONS = ["line 3 has", "token='t99', expected", "against has 2 tokens", "has 'answer', which is"]
+REASONS = ["line 3 has", "token='t99', expected", "holds no token", "has 'answer', which is"]
 
 
 def some_questions(number: int, seed: int = 0) -> list[Question]:
@@ -40,7 +40,7 @@ def some_questions(number: int, seed: int = 0) -> list[Question]:
         words = [f"t{draw.randrange(3, 10)}" for _ in range(3 + i % 3)]
         other = [words[0], f"t{draw.randrange(3, 10)}", *words[2:]]
         token, minus = (f"t{number}" for number in draw.sample(range(3, 10), 2))
-        against = " ".join(other) if i % 4 else None
+        against = " ".join(other[: 2 if i % 7 == 5 else None]) if i % 4 else None
         target = "log-probability" if i % 5 == 2 else "logit"
         kind = {"task": f"task{i % 2}", "template": "one", "target": target}
         asked.append(Question(" ".join(words), token, minus, against, **kind))

@@ -83,8 +83,8 @@ class Edges:
             # What a later layer has read of this one beside the stream.
             for leaf, members in parts:
                 self._to_parts(reader, members, sums.pop(leaf), graph)
-            for leaf in starts:
-                self._to_choice(reader, shown["choice"], leaf, sums.pop(leaf.value))
+            for start in starts:
+                self._to_choice(reader, shown["choice"], start, sums.pop(start.value))
             w = adjoints.arriving(number, sums)
             if w is not None and graph.passes and len(inputs) == len(earlier):
                 sums.add(graph.stream.leaf, w)

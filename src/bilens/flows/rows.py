@@ -92,7 +92,7 @@ def _check_own(found: Path, expected: Path | None) -> None:
 def _model_digest(model: ResidualModel) -> str:
     """Return a digest of the weights and the configuration of a model."""
     module: Any = model.model
-    settings = getattr(getattr(module, "config", None), "to_dict", dict)()
+    settings: dict[str, Any] = getattr(getattr(module, "config", None), "to_dict", dict)()
     passing = ("_name_or_path", "transformers_version")
     kept = {name: settings[name] for name in sorted(settings) if name not in passing}
     digest = sha256(f"{FORM} {type(module).__name__} {kept}".encode())

@@ -205,9 +205,8 @@ def _clusters(sample: Any, parts: Sequence[str]) -> Columns:
     flows, _ = _signed(sample, parts)
     # Shares of the flow of all parts, so that a question with a small change counts as much.
     shares = (flows / flows.abs().sum(1, keepdim=True).clamp(min=1e-30)).numpy()
-    found = clustered(shares)
+    found, rows = clustered(shares), list[Any]()
     sample = sample.assign(cluster=found.predict(shares), distance=found.transform(shares).min(1))
-    rows = []
     for number, size in sample["cluster"].value_counts().items():
         members = sample[sample["cluster"] == number].sort_values("distance")
         center = found.cluster_centers_[number]
