@@ -4,6 +4,7 @@ The runs are those of these commands, and Chrome or Chromium photographs the pag
 story model:
 
     bilens train images --data mnist --output runs/mnist
+    bilens certify runs/mnist --figure docs/pictures/nearest.svg
     bilens train images --data mnist --n-layers 2 --epochs 8 --decay 0.7 --output runs/two
     bilens train images --data mnist --n-layers 3 --d-model 100 --epochs 8 --decay 0.7 \
         --weight-decay 0.1 --input-noise 0.5 --output runs/mnist-deep
@@ -25,7 +26,6 @@ from playwright.sync_api import sync_playwright
 import bilens
 from bilens.data import load_images
 from bilens.images import read_bonds, read_classifier
-from bilens.images.radii import read_certificates
 from bilens.language import attention_scores
 from bilens.nn import ImageClassifier
 from bilens.pages import (
@@ -40,7 +40,6 @@ from bilens.pages import (
     tree_figure,
     truncation_figure,
 )
-from bilens.pages.certify import nearest_figure, shown_pictures
 from bilens.tensor import decompile
 from bilens.transformer import ResidualModel
 
@@ -66,13 +65,6 @@ def component() -> Figure:
     first = svd.components[0].eigh(k=40).oriented(x)
     title = f"Component 1 of the whole tensor, σ = {svd.values[0]:.3g}"
     return eigenvector_figure(first, x, (28, 28), title=title)
-
-
-def nearest() -> Figure:
-    """Draw two pictures, and the nearest ones of another answer."""
-    reading = read_certificates(_classifier("runs/mnist"), load_images("mnist"), 300)
-    shown = shown_pictures(reading)
-    return nearest_figure(reading, [shown[4], shown[3]])
 
 
 def tree() -> Figure:
@@ -136,7 +128,6 @@ FIGURES = {
     "tree.png": tree,
     "network.png": network,
     "pattern.svg": pattern,
-    "nearest.svg": nearest,
 }
 
 

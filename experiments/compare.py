@@ -39,7 +39,7 @@ from bilens.nn import LanguageSettings
 from bilens.nn.language import LanguageConfig, LanguageModel
 from bilens.train import PRESETS, LanguageTraining
 from bilens.train.language import train_language
-from bilens.transformer.running import counting_operations
+from bilens.transformer import counting_operations
 from experiments.context import Outcome, RecipeContext, has_begun
 from experiments.curves import Line, line_figure
 from experiments.results import Row
