@@ -64,6 +64,9 @@ def test_each_row_is_the_flow_of_its_question_alone(family, tmp_path):
     assert found.asked == len(written) == 9
     assert written["number"].tolist() == list(range(9))
     for question, (_, row) in zip(asked, written.iterrows(), strict=True):
+        if family == "own-mixed" and len(question.against.split()) == 2:
+            assert "texts of equally many tokens" in row["reason"]
+            continue
         alone = bilens.flow(
             view,
             question.text,

@@ -174,9 +174,12 @@ def _together(
     """Yield the flows of questions of one length; if they are refused, each runs alone."""
     try:
         found = flows_of_length(model, [*fitted.values()])
-    except (UnknownOperationError, MemoryLimitError):
+    except MemoryLimitError:
         raise  # for every question
     except BilensError as error:
+        is_of_lengths = any(any(of_question.starts) for of_question in fitted.values())
+        if isinstance(error, UnknownOperationError) and not is_of_lengths:
+            raise  # for every question
         for number, of_question in fitted.items():
             alone = {number: of_question}
             yield from [(number, error)] if len(fitted) == 1 else _together(model, alone)
