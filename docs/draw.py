@@ -4,7 +4,6 @@ The runs are those of these commands, and Chrome or Chromium photographs the pag
 story model:
 
     bilens train images --data mnist --output runs/mnist
-    bilens certify runs/mnist --figure docs/pictures/nearest.svg
     bilens train images --data mnist --n-layers 2 --epochs 8 --decay 0.7 --output runs/two
     bilens train images --data mnist --n-layers 3 --d-model 100 --epochs 8 --decay 0.7 \
         --weight-decay 0.1 --input-noise 0.5 --output runs/mnist-deep
@@ -29,6 +28,7 @@ from bilens.images import read_bonds, read_classifier
 from bilens.language import attention_scores
 from bilens.nn import ImageClassifier
 from bilens.pages import (
+    Canvas,
     add_legend,
     eigenvector_figure,
     heat_figure,
@@ -65,6 +65,25 @@ def component() -> Figure:
     first = svd.components[0].eigh(k=40).oriented(x)
     title = f"Component 1 of the whole tensor, σ = {svd.values[0]:.3g}"
     return eigenvector_figure(first, x, (28, 28), title=title)
+
+
+def nearest() -> Figure:
+    """Draw two pictures, their smallest changes, and the sums, which have other answers."""
+    data = load_images("mnist")
+    x, labels = data.test_images[:300], data.test_labels[:300]
+    reading = bilens.certify(_classifier("runs/mnist"), x, labels)
+    assert reading.change is not None
+    canvas = Canvas(3.1, 2.84, unit=90, title="")
+    for row, digit in enumerate((4, 3)):
+        numbers = reading.right[labels[reading.right] == digit]
+        number = int(numbers[reading.radius[numbers].argsort()[len(numbers) // 2]])
+        change, y = reading.change[number], 1.42 * row
+        canvas.image(x[number], data.shape, x=0, y=y)
+        canvas.eigenvector(change, data.shape, x=1.05, y=y)
+        canvas.image(torch.clamp(x[number] + change, 0, 1), data.shape, x=2.1, y=y)
+        text = f"{digit} → {int(reading.other[number])}, {float(reading.radius[number]):.2f}"
+        canvas.label(text, x=1.55, y=y + 1.04)
+    return canvas.figure()
 
 
 def tree() -> Figure:
@@ -128,6 +147,7 @@ FIGURES = {
     "tree.png": tree,
     "network.png": network,
     "pattern.svg": pattern,
+    "nearest.svg": nearest,
 }
 
 

@@ -8,7 +8,7 @@ from bilens.errors import BilensError
 from bilens.figures.canvas import Canvas
 from bilens.figures.sheet import Figure
 from bilens.images.radii import CertifiedRadii
-from bilens.pages.layout import plot_of, sections_of
+from bilens.pages.layout import sections_of
 from bilens.sections import Picture, Section, Table
 
 SHOWN = 10
@@ -46,13 +46,6 @@ def certified_sections(reading: CertifiedRadii) -> list[Section]:
             "is the data: a picture far from all others may have a large radius.",
         ),
     ]
-
-
-@plot_of.register
-def certified_figure(reading: CertifiedRadii) -> Figure:
-    """Draw the three of the shown pictures that are nearest to one of another answer."""
-    shown = sorted(shown_pictures(reading), key=lambda number: float(reading.radius[number]))
-    return nearest_figure(reading, shown[:3])
 
 
 def shown_pictures(reading: CertifiedRadii) -> list[int]:
