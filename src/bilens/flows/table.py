@@ -75,7 +75,7 @@ class FlowTable(Reading):
     """What the flows of many questions say; the rows themselves are in a folder.
 
     Attributes:
-        folder: The folder, which `pandas.read_parquet` reads as one table.
+        folder: The folder, which pandas reads as one table of Parquet.
         parts: Address of each head and MLP, a column of the rows.
         asked: Number of questions.
         unread: Number of those that the model cannot read.
@@ -130,7 +130,7 @@ def flow_table(
 
     Returns:
         Shares of parts for each task and template, and clusters of questions that the same parts
-        answer. The rows are `pandas.read_parquet(folder)`.
+        answer. pandas reads the rows from the folder, as Parquet.
 
     Raises:
         BilensError: the folder has rows of another model or other questions, no question can be
