@@ -48,7 +48,7 @@ FORMS = {
 """Templates: the number of the verb is that of noun a, and that of noun b is another one or not."""
 ALL, FEW, MANY = 100_000, 1_000, 50_000
 KILLED, SHARD, KILLS = 1_500, 32, 10
-BATCH, TURNS, MINUTES, HOURS = 8, 5, 5, 2
+BATCH, TURNS, MINUTES, HOURS = 8, 5, 2, 2
 
 
 def questions(number: int = ALL) -> Iterator[Question]:
@@ -190,7 +190,7 @@ def of_smollm2(folder: Path) -> list[Row]:
             "hours of one core for a million questions, extrapolated", 1e6 / asked * seconds / 3600
         ),
         Row("rows of a million questions, extrapolated", size / 1000, unit="MB"),
-        Row("questions that SmolLM2 cannot read, of unlike lengths", table.unread, n=asked),
+        Row("questions that SmolLM2 cannot read", table.unread, n=asked),
         Row("clusters of questions", len(table.clusters["cluster"])),
     ]
 
