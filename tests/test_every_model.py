@@ -135,8 +135,8 @@ ASKED = {
     "token_names": lambda m, _: language.token_names(m, [3, 5, 299]),
 }
 """How each public function that takes a model is called; texts of a corpus are the commands'."""
-OF_TEXTS = {"contribution", "corpus_for", "read_direction", "top_contexts"}
-"""Functions of a corpus or of a context in it, which commands call."""
+OF_TEXTS = {"contribution", "corpus_for", "read_direction", "top_contexts", "diffs", "in_chat"}
+"""Functions of a corpus, of a second model or of a tokenizer, which have tests of their own."""
 COMMANDS_OF_TEXTS = {
     "flow": "--prompt TEXT --against OTHER --token TOKEN --minus MINUS --output {}/flow.html",
     "flow of one text": "--prompt TEXT --save-graph {}/graph.json",

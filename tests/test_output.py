@@ -42,9 +42,11 @@ WRITERS = {
     "explore": ["explore", "images", "--space"],
     "demo": ["demo", "--output"],
     "reproduce": ["reproduce", "fig3", "--output"],
+    "graph": ["graph", "graph.json", "--output"],
 }
 """By name: the arguments before the path that a command writes to."""
-LONG = ("demo", "reproduce")  # minutes of work, whose writers are those of the others
+LONG = ("demo", "reproduce", "graph")
+"""Minutes of work, or a file that another command wrote; their writers are those of the others."""
 BRIEF = ("train images", "ngrams", "flow", "flow viewer", "process", "report")
 """Commands of each way to write, for every day."""
 SILENT = ("decompose", "doctor", "cite")  # `decompose` writes into the run that it reads

@@ -31,9 +31,9 @@ TEXTS = {
     "line 1 holds the byte 0x8b, expected text in UTF-8: save it so, not packed": questions(
         gzip.compress(b"a\tb\tc\n", mtime=0)
     ),
-    "line 1 holds a zero byte, .* not as a spreadsheet": questions(b"PK\x03\x04\x14\0\0\0"),
+    "line 1 holds the byte 0x00, .* not as a spreadsheet": questions(b"PK\x03\x04\x14\0\0\0"),
     "line 1 holds the byte 0xff, expected text in UTF-8": questions("a\tb\tc\n".encode("utf-32")),
-    "line 2 holds a zero byte": questions(b"a b c d e\tb\tc\nd\0\te\tf\n"),
+    "line 2 holds the byte 0x00": questions(b"a b c d e\tb\tc\nd\0\te\tf\n"),
     "a pointer of Git LFS": questions(
         b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n"
     ),

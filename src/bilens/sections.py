@@ -119,7 +119,7 @@ class Table:
         plus = cell_format.startswith("+")
         return [
             ""
-            if math.isnan(value)
+            if value is None or math.isnan(value)
             else signed(value, cell_format[1:])
             if plus
             else format(value, cell_format)

@@ -95,7 +95,6 @@ REFUSED = {
     ],
     "'<b>', expected a single token": [("flow", {"minus": "<b>"})],
     "minus has the token 'kite' itself": [("flow", {"minus": "kite"})],
-    "against has 5 tokens, expected 3": [("flow", {"against": "once lily saw the kite"})],
     "replace='lily', expected words as keys=key": [("flow", {"against": "", "replace": "lily"})],
     "each name the second run": [("flow", {"replace": "lily=ben"}), ("flow", {"mean": "on"})],
     "target='loss', expected one of logit": [("flow", {"target": "loss"})],

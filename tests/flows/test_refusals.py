@@ -114,7 +114,6 @@ FLOWS = {
     "token=30, expected 0 to 29, the number of a token": split(token=30),
     "token=-1, expected the number of a token": split(token=[3, -1]),
     "token='t99', expected a single token": split(token=TokenDirection("t99")),
-    r"against has 2 tokens, expected 3, .* from token 2: text \|t4\|t5": flow_of(against="t4 t5"),
     r"against has shape \(2, 16\), expected \(3, 16": flow_of(against=torch.zeros(2, 16).double()),
     "against holds no texts": flow_of(against=[]),
     "against: ids holds the number 30, expected": flow_of(against=torch.tensor([4, 5, 30])),

@@ -49,7 +49,9 @@ def test_no_room_that_computes_draws():
         for node in (node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)):
             start = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
             for name in (start + alias.name for alias in node.names):
-                assert not name.startswith(DRAWS), (path, name)
+                # Templates of chats, not of pages.
+                if name != "jinja2.TemplateError":
+                    assert not name.startswith(DRAWS), (path, name)
                 assert name.rpartition(".")[2] not in ("go", "px"), (path, name)
 
 

@@ -27,6 +27,7 @@ from bilens.cli.console import (
 from bilens.cli.readings import run_analysis, show_reading, write_reading
 from bilens.cli.training import Architecture, train_images, train_language
 from bilens.errors import BilensError
+from bilens.files import check_target
 from bilens.lazy_imports import datasets
 from bilens.nn.settings import LanguageSettings
 from bilens.options import Basis, Metric, Order
@@ -228,6 +229,8 @@ def graph(
     from bilens.figures.sheet import save_figure
     from bilens.flows import load_graph
 
+    for path in filter(None, (output, figure, save_graph)):
+        check_target(path)
     opened = load_graph(file).pin(*pin)
     show_reading(opened)
     if output is not None:
