@@ -27,7 +27,6 @@ from bilens.cli.console import (
 from bilens.cli.readings import run_analysis, show_reading, write_reading
 from bilens.cli.training import Architecture, train_images, train_language
 from bilens.errors import BilensError
-from bilens.files import check_target
 from bilens.lazy_imports import datasets
 from bilens.nn.settings import LanguageSettings
 from bilens.options import Basis, Metric, Order
@@ -227,6 +226,7 @@ def graph(
         save_graph: file to write the graph with its pins to.
     """
     from bilens.figures.sheet import save_figure
+    from bilens.files import check_target
     from bilens.flows import load_graph
 
     for path in filter(None, (output, figure, save_graph)):
