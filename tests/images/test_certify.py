@@ -53,6 +53,7 @@ def shortest_by_search(margin, n: int, starts: int = 12) -> float:
             jac=lambda d: 2 * d,
             constraints=[{"type": "ineq", "fun": lambda d: -margin(d)}],
             method="SLSQP",
+            options={"ftol": 1e-12, "maxiter": 500},
         )
         if found.success and margin(found.x) < 1e-7:
             best = min(best, math.sqrt(found.fun))
