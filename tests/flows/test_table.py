@@ -129,6 +129,14 @@ class Killed(BaseException):
     """The end of a process, which nothing catches."""
 
 
+def test_rows_are_kept_where_no_progress_is_shown(view, tmp_path, monkeypatch):
+    asked = some_questions(5)
+    flow_table(view, asked, tmp_path, shard=2)
+    monkeypatch.setenv("RANK", "1")  # only the first process shows it
+    monkeypatch.setattr(rows, "_rows", None)
+    assert len(rows.write_shards(view, asked, tmp_path, size=2)) == 3
+
+
 def test_a_run_that_is_killed_anywhere_ends_as_one_that_is_not(view, tmp_path, monkeypatch):
     asked, together, write = some_questions(11), rows.flows_of_length, rows.parquet.write_table
     whole = flow_table(view, asked, tmp_path / "whole", shard=3)

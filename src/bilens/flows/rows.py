@@ -68,8 +68,9 @@ def write_shards(
             shards.append(path)
             if path.exists():
                 # It took no time, of which the time that is left is told.
-                bar.initial += len(asked)
-                bar.n += len(asked)
+                if not bar.disable:
+                    bar.initial += len(asked)
+                    bar.n += len(asked)
             elif number % turn[1] == turn[0]:
                 rows = _rows(model, number * size, asked, bar)
                 with written_whole(path) as temporary:
