@@ -189,7 +189,7 @@ def of_smollm2(folder: Path) -> list[Row]:
         Row(
             "hours of one core for a million questions, extrapolated", 1e6 / asked * seconds / 3600
         ),
-        Row("rows of a million questions, extrapolated", size / 1000, unit="MB"),
+        Row("rows of a million questions, extrapolated", size / 1000, unit="GB"),
         Row("questions that SmolLM2 cannot read", table.unread, n=asked),
         Row("clusters of questions", len(table.clusters["cluster"])),
     ]

@@ -35,7 +35,7 @@ GROUPS = {
         *("stories", "story", "grammar", "compare", "anneal", "linear_gates"),
         *("tensorise", "tensorise_own", "tensor_readings"),
     ],
-    "Circuits and flows": ["coverage", "patching", "labels", "tuned"],
+    "Circuits and flows": ["coverage", "patching", "labels", "tuned", "many"],
     "Exactness and speed": [
         *("flow_memory", "flow_time", "attention", "large", "device_map", "gpu", "tasks"),
         "unlike_lengths",
