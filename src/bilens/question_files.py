@@ -6,17 +6,19 @@ reads it, and not pandas, since errors name the line, and a file may be longer t
 
 import csv
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from io import StringIO
 from itertools import chain
 from pathlib import Path
+from typing import TypeVar
 
 from bilens.errors import BilensError
 from bilens.options import token_list
 from bilens.shipped import TASKS, task_names
 
+Q = TypeVar("Q")
 COLUMNS = ("text", "token", "minus", "against", "task", "template")
 """Names of the columns in a header, in their order without one."""
 EXPECTED = (
@@ -84,8 +86,13 @@ def read_lines(path: str | Path) -> list[QuestionLine]:
     Raises:
         BilensError: as there, or a line has other columns, no text or no token.
     """
-    questions = []
-    for question in stream_lines(path):
+    return without_errors(stream_lines(path))
+
+
+def without_errors(stream: Iterable[Q | BilensError]) -> list[Q]:
+    """Return all questions of a stream, or raise the first error in it."""
+    questions = list[Q]()
+    for question in stream:
         if isinstance(question, BilensError):
             raise question
         questions.append(question)

@@ -22,6 +22,7 @@ from bilens.question_files import (
     is_hub_name,
     read_pair_lines,
     stream_lines,
+    without_errors,
 )
 from bilens.settings import Said
 from bilens.transformer import ResidualModel
@@ -60,12 +61,7 @@ def as_questions(questions: Questions) -> list[Question]:
     Raises:
         BilensError: it is none of them, or a field does not fit.
     """
-    found = []
-    for question in question_stream(questions):
-        if isinstance(question, BilensError):
-            raise question
-        found.append(question)
-    return found
+    return without_errors(question_stream(questions))
 
 
 def question_stream(questions: Questions) -> Iterator[Question | BilensError]:
