@@ -11,20 +11,18 @@ import argparse
 from collections.abc import Callable
 from copy import deepcopy
 from functools import partial
-from statistics import median
 from typing import Any
 
 import torch
 from experiments.results import Recording, Row
 from tests.real.packages import SMOLLM2, gguf_file
-from torch.utils.flop_counter import FlopCounterMode
 
 import bilens
 from benchmarks.clock import spent
 from benchmarks.flow_time import opened
 from bilens.circuits import Cases, circuit, patch, task_directions
 from bilens.flows import Question, flow, read_lens, read_pairs
-from bilens.transformer import ResidualModel
+from bilens.transformer import ResidualModel, counting_operations
 
 TASK, TOKENS, NODES = "agreement", 32, 20
 QUESTIONS = [24, 72]
@@ -34,10 +32,10 @@ BILLION = [2048, 8192, 16]
 
 
 def operations(call: Callable[[], object]) -> int:
-    """Return the floating-point operations of a call, as torch counts them."""
-    with FlopCounterMode(display=False) as counter:
+    """Return the floating-point operations of a call, in attention too."""
+    with counting_operations() as counter:
         call()
-    return counter.get_total_flops()
+    return int(counter.get_total_flops())
 
 
 def forward(model: ResidualModel, texts: list[Any]) -> None:
@@ -98,9 +96,9 @@ def main() -> None:
     for name, sizes in {"SmolLM2, 0.135 billion": None, "Llama, 1.24 billion": BILLION}.items():
         model = opened(sizes)
         ids = [torch.arange(TOKENS) + 100]
-        times = [spent(partial(forward, model, ids)) for _ in range(4)][1:]
+        times = [spent(partial(forward, model, ids)) for _ in range(4)]
         claim = f"{name} weights in float32: forward pass of {TOKENS} tokens"
-        rows.append(Row(claim, median(times), min(times), max(times), len(times), unit="s"))
+        rows.append(Row.of_range(claim, times[1:], unit="s"))  # the first fills caches
         print(rows[-1], flush=True)
     if recording is not None:
         recording.write(
