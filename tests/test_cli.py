@@ -99,7 +99,7 @@ def test_whole_numbers_may_be_short(text, number):
 
 
 @pytest.mark.parametrize(
-    "command", ["flow story", "circuit story", "train images", "linearise model", "demo", "doctor"]
+    "command", ["flow story", "lens story", "train images", "linearise model", "demo", "doctor"]
 )
 @pytest.mark.parametrize("rank", [0, 1])
 def test_what_does_not_share_its_work_refuses_several_processes(command, rank, monkeypatch, capsys):
@@ -112,7 +112,7 @@ def test_what_does_not_share_its_work_refuses_several_processes(command, rank, m
     name = command if "train" in command else command.split()[0]
     assert len(lines) == 1 - rank
     assert all(line.startswith(f"error: bilens {name} runs in one process") for line in lines)
-    shared = ["train language", "anneal", "linearise --steps 3", "tensorise"]
+    shared = ["train language", "anneal", "linearise --steps 3", "tensorise", "circuit"]
     assert not any(map(cli.check_processes, [words.split() for words in shared]))
 
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ from bilens.train.trainer import ResumableTrainer
 from tests.command_line import OWN_PATHS, ROOT, run_python
 from tests.families import family_view
 from tests.models import small_config, small_corpus
-from tests.two_processes import ASKED, TRAINING, anneal_gated, tensorise_gated
+from tests.two_processes import ASKED, TRAINING, anneal_gated, circuits, tensorise_gated
 
 SCRIPT = ROOT / "tests" / "two_processes.py"
 
@@ -72,6 +73,31 @@ def test_they_share_the_questions_of_a_table(work_of_processes, tmp_path):
     view = family_view("llama", dtype=torch.float32)
     of_one = plain(flow_table(view, ASKED, tmp_path, shard=2).record())
     assert [read_json(work_of_processes / f"table-{rank}.json") for rank in (0, 1)] == [of_one] * 2
+
+
+def test_they_divide_the_questions_of_circuits(work_of_processes):
+    of_two = [read_json(work_of_processes / f"circuits-{rank}.json") for rank in (0, 1)]
+    for name, of_one in circuits().items():
+        both = [x["circuits"][name] for x in of_two]
+        assert both[0]["record"] == both[1]["record"]
+        assert_near(both[0]["record"], of_one["record"])
+        parts = [x["texts"] / of_one["texts"] for x in both]
+        assert max(parts) < 0.6 or "one" in name
+        assert sum(parts) == pytest.approx(1, abs=0.05)
+    # Neither waits for what the other will never send.
+    assert [x["errors"] for x in of_two] == [["the second process is out of luck"] * 3] * 2
+
+
+def assert_near(found: Any, expected: Any) -> None:
+    """Compare records; their numbers within the rounding of float32."""
+    if isinstance(expected, dict | list):
+        assert len(found) == len(expected)
+        for key in expected if isinstance(expected, dict) else range(len(expected)):
+            assert_near(found[key], expected[key])
+    elif isinstance(expected, float):
+        assert found == pytest.approx(expected, rel=1e-4, abs=1e-5)
+    else:
+        assert found == expected
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,16 +21,20 @@ from accelerate import PartialState
 from accelerate.utils import DistributedType
 
 import bilens.cli
+from bilens.circuits import Cases, case, circuit, cuts
 from bilens.errors import BilensError
 from bilens.files import write_json
 from bilens.flows import Question, flow_table
 from bilens.processes import this_process
+from bilens.sections import plain
 from bilens.train.language import train_language
 from bilens.train.linearise import anneal
 from bilens.train.settings import LanguageTraining
 from bilens.train.tensorise import tensorise
 from bilens.train.trainer import ResumableTrainer
+from tests.circuits.test_circuit_reading import MANY
 from tests.families import family_view, tiny
+from tests.flows.flows import answered
 from tests.models import TOKENS, small_config, small_corpus
 from tests.train import kill_attack
 from tests.train import test_anneal as annealing
@@ -37,6 +42,13 @@ from tests.train import test_tensorise as tensors
 from tests.train.runs import press_ctrl_c
 
 ASKED = [Question(f"t{i} t4 t5", "t6", "t7", f"t{i} t8 t5") for i in range(3, 10)]
+CIRCUITS: dict[str, dict[str, Any]] = {
+    "stages": {"controls": True},
+    "parts": {"level": "parts", "keep": 0.6},
+    "one": {"level": "parts"},
+    "one stages": {},
+}
+"""Of some questions, or of a single one, which is fewer than processes: options."""
 TRAINING = LanguageTraining(epochs=2, batch_size=8, learning_rate=1e-2)
 
 
@@ -91,12 +103,48 @@ def work(folder: Path) -> None:
     anneal_gated(folder / "annealed")
     tensorise_gated(folder / "tensor")
     write_table(folder)
+    write_circuits(folder)
 
 
 def write_table(folder: Path) -> None:
     """Write the flows of some questions, and what this process returns of them."""
     found = flow_table(family_view("llama", dtype=torch.float32), ASKED, folder / "rows", shard=2)
     write_json(folder / f"table-{this_process().process_index}.json", found.record())
+
+
+def circuits() -> dict[str, Any]:
+    """Return circuits of texts of two lengths and two templates, and how many texts each ran."""
+    view, found, texts = family_view("llama", dtype=torch.float32), {}, list[int]()
+    view.model.register_forward_pre_hook(
+        lambda _, args, given: texts.append(len(given.get("input_ids", *args))), with_kwargs=True
+    )
+    longer = [replace(q, text=f"t1 {q.text}", against=f"t1 {q.against}") for q in MANY]
+    questions = answered(view, [*MANY, *(replace(q, template="longer") for q in longer)])
+    for name, options in CIRCUITS.items():
+        asked = questions[:1] if name.startswith("one") else questions
+        record = plain(circuit(view, asked, **options).record())
+        found[name] = {"record": record, "texts": sum(texts)}
+        texts.clear()
+    return found
+
+
+def write_circuits(folder: Path) -> None:
+    """Write what this process returns of circuits, and which errors of the second one it raises."""
+    own: dict[str, Any] = {"circuits": circuits(), "errors": []}
+    view, process = family_view("llama", dtype=torch.float32), this_process().process_index
+
+    def fail(*_: Any) -> None:
+        raise BilensError("the second process is out of luck")
+
+    for owner, name in ((case, "both_passes"), (Cases, "rises"), (cuts, "_rises")):
+        with pytest.MonkeyPatch.context() as patch:
+            if process == 1:
+                patch.setattr(owner, name, fail)
+            try:
+                circuit(view, answered(view, MANY))
+            except BilensError as error:
+                own["errors"].append(str(error))
+    write_json(folder / f"circuits-{process}.json", own)
 
 
 def sharded(folder: Path) -> None:

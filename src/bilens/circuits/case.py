@@ -18,6 +18,7 @@ from bilens.flows.fitted import Fitted, Score, fit
 from bilens.flows.question import Question, is_text
 from bilens.language.names import shown_tokens
 from bilens.memory import check_memory
+from bilens.processes import in_all_processes, this_turn
 from bilens.transformer import ResidualModel
 from bilens.transformer.passes import Pass
 
@@ -31,6 +32,9 @@ class Case:
 
     Questions of one length share their passes, in which each has a row. A second text of another
     length takes the place of the first from the end; see `Pass.in_place_of`.
+
+    Where processes of `torchrun` divide questions, `process` is the number of that which has the
+    passes of this one. Those of others have the end of the last stream only.
     """
 
     fitted: Fitted
@@ -38,10 +42,13 @@ class Case:
     row: int
     score: Score
     ends: tuple[float, float]
+    process: int | None = None
 
     @classmethod
     @torch.no_grad()
-    def of(cls, fitted: Fitted, passes: tuple[Pass, Pass], row: int) -> "Case":
+    def of(
+        cls, fitted: Fitted, passes: tuple[Pass, Pass], row: int, process: int | None = None
+    ) -> "Case":
         """Return the case of a question that has a row in two passes.
 
         Raises:
@@ -49,7 +56,7 @@ class Case:
         """
         score, question = Score(passes[0].model, fitted), fitted.question
         first, second = (float(score(x.stream[[row]])[0]) for x in passes)
-        case = cls(fitted, passes, row, score, (first, second))
+        case = cls(fitted, passes, row, score, (first, second), process)
         if not abs(first - second) > 1e-6 * (abs(first) + abs(second)):
             number = question.number
             raise BilensError(
@@ -63,6 +70,11 @@ class Case:
     def question(self) -> Question:
         """What is asked."""
         return self.fitted.question
+
+    @property
+    def is_own(self) -> bool:
+        """Whether this process has its passes."""
+        return self.process in (None, this_turn()[0])
 
     @cached_property
     def alone(self) -> tuple[Pass, Pass]:
@@ -141,11 +153,16 @@ def _has_tokens(model: ResidualModel, text: str, ids: Tensor) -> bool:
 
 
 def make_cases(
-    model: ResidualModel, questions: Iterable[Question], *, any_length: bool = False
+    model: ResidualModel,
+    questions: Iterable[Question],
+    *,
+    any_length: bool = False,
+    divided: bool = False,
 ) -> list[Case]:
     """Run a model on both texts of each question, all of which stay in memory.
 
-    With `any_length` both texts of a question may have unlike numbers of tokens.
+    With `any_length` both texts of a question may have unlike numbers of tokens. If they are
+    `divided`, each process of `torchrun` runs some of them.
 
     Raises:
         BilensError: there are no questions, one has no second text, texts or tokens do not fit the
@@ -162,33 +179,58 @@ def make_cases(
             "text as the fourth column, or as against"
         )
     fitted = [fit(model, question, any_length=any_length) for question in questions]
+    process, processes = this_turn() if divided else (0, 1)
     of_length: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for i, of_question in enumerate(fitted):
-        of_length[tuple(map(len, of_question.rows))].append(i)
-    if len(questions) > 1:
-        # Before there are many: by the size of the first.
-        size = sum(x.nbytes for x in both_passes(model, fitted[:1])) / len(fitted[0].clean)
-        tokens = sum(len(of_question.clean) for of_question in fitted)
-        name = f"The passes of {len(questions):,} questions"
-        check_memory(int(size * tokens), name, model.device)
-    cases: dict[int, Case] = {}
-    for times, numbers in of_length.items():
+        of_length[i % processes, *map(len, of_question.rows)].append(i)
+    groups = list[tuple[int, list[int]]]()
+    for (owner, *times), numbers in of_length.items():
         count = max(1, TOGETHER // (max(times) * model.d_model))
         for start in range(0, len(numbers), count):
-            group = numbers[start : start + count]
-            passes = both_passes(model, [fitted[i] for i in group])
-            for row, i in enumerate(group):
-                cases[i] = Case.of(fitted[i], passes, row)
+            groups.append((owner, numbers[start : start + count]))
+    passes: dict[int, tuple[Pass, Pass]] = {}
+
+    def run_own() -> dict[int, list[Tensor]]:
+        """Run the groups of this process, and return the ends of both last streams of each."""
+        own = {n: numbers for n, (owner, numbers) in enumerate(groups) if owner == process}
+        asked = [fitted[i] for numbers in own.values() for i in numbers]
+        if len(asked) > 1:
+            # Before there are many: by the size of the first.
+            size = sum(x.nbytes for x in both_passes(model, asked[:1])) / len(asked[0].clean)
+            tokens = sum(len(of_question.clean) for of_question in asked)
+            name = f"The passes of {len(asked):,} questions"
+            check_memory(int(size * tokens), name, model.device)
+        for n, numbers in own.items():
+            passes[n] = both_passes(model, [fitted[i] for i in numbers])
+        scored = max(len(of_question.spoken) or 1 for of_question in fitted)
+        return {n: [x.stream[:, -scored:].cpu() for x in both] for n, both in passes.items()}
+
+    for of_process in in_all_processes("this circuit", run_own, divided=divided):
+        for n in of_process.keys() - passes.keys():
+            passes[n] = both_passes(model, [fitted[i] for i in groups[n][1]], of_process[n])
+    cases: dict[int, Case] = {}
+    for n, (owner, numbers) in enumerate(groups):
+        for row, i in enumerate(numbers):
+            cases[i] = Case.of(fitted[i], passes[n], row, owner if divided else None)
     return [cases[i] for i in range(len(questions))]
 
 
-def both_passes(model: ResidualModel, questions: Sequence[Fitted]) -> tuple[Pass, Pass]:
-    """Return the passes of the first texts and of the second ones, each of one length."""
+def both_passes(
+    model: ResidualModel, questions: Sequence[Fitted], ends: Sequence[Tensor] = ()
+) -> tuple[Pass, Pass]:
+    """Return the passes of the first texts and of the second ones, each of one length.
+
+    With the ends of their last streams, which another process has computed, nothing runs.
+    """
     first, second = (torch.stack(rows) for rows in zip(*(x.rows for x in questions), strict=True))
     tokens = model.places.rows(second)
     for i, question in enumerate(questions):
         if question.embeddings is not None:
             tokens[i] = question.embeddings
+    if ends:
+        texts = zip((first, second), (model.places.rows(first), tokens), ends, strict=True)
+        one, other = (Pass(model, ids, rows, [x.to(rows.device)]) for ids, rows, x in texts)
+        return one, other
     return Pass.of(model, first, parts=True), Pass.of(model, second, tokens, parts=True)
 
 

@@ -7,10 +7,10 @@ by its own, whether the first text raises its number or lowers it.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -21,10 +21,12 @@ from bilens.checks import check_finite, check_index
 from bilens.circuits.case import Case, make_cases
 from bilens.errors import BilensError
 from bilens.flows.question import Question
+from bilens.processes import in_all_processes
 from bilens.transformer import ResidualModel
 from bilens.transformer.exchanges import mixture
 from bilens.transformer.passes import Pass, first_change
 
+Result = TypeVar("Result")
 Axis = Literal["", "position", "role"]
 """What a mask tells apart beside layers and parts."""
 ROLES = ("word", "between", "end", "word and end")
@@ -45,10 +47,15 @@ class Cases:
 
     @classmethod
     def of(
-        cls, model: ResidualModel, questions: Sequence[Question], *, any_length: bool = False
+        cls,
+        model: ResidualModel,
+        questions: Sequence[Question],
+        *,
+        any_length: bool = False,
+        divided: bool = False,
     ) -> "Cases":
         """Run a model on both texts of each question; see `make_cases`."""
-        return cls(model, make_cases(model, questions, any_length=any_length))
+        return cls(model, make_cases(model, questions, any_length=any_length, divided=divided))
 
     def by(self, axis: Axis) -> "Cases":
         """Return the same cases, whose masks tell apart positions or roles."""
@@ -80,7 +87,7 @@ class Cases:
             fitted = replace(
                 case.fitted, question=asked, tokens=token, minus=minus, spoken=(), **number
             )
-            cases.append(Case.of(fitted, case.passes, case.row))
+            cases.append(Case.of(fitted, case.passes, case.row, case.process))
         return Cases(self.model, cases, self.axis)
 
     def __len__(self) -> int:
@@ -123,9 +130,14 @@ class Cases:
     @torch.no_grad()
     def values(self, masks: Float[Tensor, "n *shape"]) -> Float[Tensor, "n cases"]:
         """Return how far each question's number rises from its second text, for each mask."""
-        values = torch.zeros(len(masks), len(self), dtype=torch.float64)
-        for group, numbers in enumerate(self.groups):
-            values[:, numbers] = self.rises(group, masks).cpu().double()
+
+        def own() -> Tensor:
+            values = torch.zeros(len(masks), len(self), dtype=torch.float64)
+            for group, numbers in enumerate(self.groups):
+                values[:, numbers] = self.rises(group, masks).cpu().double()
+            return values
+
+        values = self.total(own)
         check_finite(number=values)
         return values
 
@@ -135,16 +147,22 @@ class Cases:
     ) -> tuple[Float[Tensor, "n cases"], list[bool | None]]:
         """Return the values of some masks, and whether each question is answered with the first."""
         self._check_masks(masks)
-        values = torch.zeros(len(masks), len(self), dtype=torch.float64)
-        answered: list[bool | None] = [None] * len(self)
-        for group, numbers in enumerate(self.groups):
-            streams = self._streams(group, masks).unbind(1)
-            for number, of_masks in zip(numbers, streams, strict=True):
-                case = self.cases[number]
-                values[:, number] = case.rise(of_masks).cpu().double()
-                answered[number] = case.score.is_answer(of_masks[0])
+
+        def own() -> dict[int, tuple[Tensor, bool | None]]:
+            found = {}
+            for group, numbers in enumerate(self.groups):
+                streams = self._streams(group, masks).unbind(1)
+                for number, of_masks in zip(numbers, streams, strict=True):
+                    case = self.cases[number]
+                    rises = case.rise(of_masks).cpu().double()
+                    found[number] = rises, case.score.is_answer(of_masks[0])
+            return found
+
+        found = {n: x for of_process in self.in_all(own) for n, x in of_process.items()}
+        rises, answered = zip(*(found[n] for n in range(len(self))), strict=True)
+        values = torch.stack(rises, 1)
         check_finite(number=values)
-        return values, answered
+        return values, list(answered)
 
     @property
     def answers(self) -> list[bool | None]:
@@ -165,15 +183,19 @@ class Cases:
         self, masks: Float[Tensor, "n *shape"], weights: Sequence[float]
     ) -> Float[Tensor, " *shape"]:
         """Return the weighted sum of the gradients of f at some masks."""
-        total = torch.zeros(self.shape, dtype=torch.float64)
-        like = self.cases[0].passes[0].stream
-        for group in range(len(self.groups)):
-            for mask, weight in zip(masks, weights, strict=True):
-                with torch.enable_grad():
-                    given = mask.to(like).requires_grad_()
-                    rise = weight * self.rises(group, given[None]).sum()
-                    (slope,) = torch.autograd.grad(rise, given)
-                total += slope.cpu().double()
+
+        def own() -> Tensor:
+            total = torch.zeros(self.shape, dtype=torch.float64)
+            for group, (first, _) in enumerate(self.passes):
+                for mask, weight in zip(masks, weights, strict=True):
+                    with torch.enable_grad():
+                        given = mask.to(first.stream).requires_grad_()
+                        rise = weight * self.rises(group, given[None]).sum()
+                        (slope,) = torch.autograd.grad(rise, given)
+                    total += slope.cpu().double()
+            return total
+
+        total = self.total(own)
         check_finite(gradient=total)
         return total / self.changes.sum()
 
@@ -213,12 +235,26 @@ class Cases:
         """The numbers of the roles of each question's positions; -1 before its texts differ."""
         return [_roles(case) for case in self.cases]
 
+    def in_all(self, own: Callable[[], Result]) -> list[Result]:
+        """Return what each process computes of its own groups, or this one where all are."""
+        divided = self.cases[0].process is not None
+        return in_all_processes("this circuit", own, divided=divided)
+
+    def total(self, own: Callable[[], Tensor]) -> Tensor:
+        """Return the sum of what processes compute of their own groups."""
+        return torch.stack(self.in_all(own)).sum(0)
+
     @cached_property
     def groups(self) -> list[list[int]]:
-        """Numbers of questions that share passes, and by role these too; they run side by side."""
+        """Numbers of questions that share passes, and by role these too; they run side by side.
+
+        They are those of this process, where processes divide the questions.
+        """
         of_passes: dict[tuple[object, ...], list[int]] = defaultdict(list)
         repeats: Counter[tuple[int, int]] = Counter()
         for number, case in enumerate(self.cases):
+            if not case.is_own:
+                continue
             place = id(case.passes[0]), case.row
             roles = self.roles[number] if self.axis == "role" else ()
             of_passes[place[0], repeats[place], roles].append(number)

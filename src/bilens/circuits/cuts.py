@@ -7,6 +7,7 @@ the places of a role or some directions of it; all else has its values of the se
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Literal
 
 import torch
@@ -132,13 +133,16 @@ def _by_template(cases: Cases, passing: Passing) -> list[float]:
 
 @torch.no_grad()
 def _values(cases: Cases, passing: Passing) -> Float[Tensor, " cases"]:
-    values = torch.zeros(len(cases), dtype=torch.float64)
-    for group, numbers in enumerate(cases.groups):
-        changes = _changes(cases, group, passing)
-        first, second = cases.passes[group]
-        streams = first.changed([changes], kept=first_change((first, second)))[0]
-        values[numbers] = _rises(cases, numbers, streams).cpu().double()
-    return values
+    def own() -> Tensor:
+        values = torch.zeros(len(cases), dtype=torch.float64)
+        for group, numbers in enumerate(cases.groups):
+            changes = _changes(cases, group, passing)
+            first, second = cases.passes[group]
+            streams = first.changed([changes], kept=first_change((first, second)))[0]
+            values[numbers] = _rises(cases, numbers, streams).cpu().double()
+        return values
+
+    return cases.total(own)
 
 
 def _rises(
@@ -182,9 +186,16 @@ def _snapshots(
 
     Gradients are at two points between the streams of both texts. Both are scaled to a change of 1.
     """
+    found = cases.in_all(partial(_own_snapshots, cases, layer, place))
+    changes, gradients = zip(*chain.from_iterable(found), strict=True)
+    return torch.cat(changes), torch.cat(gradients)
+
+
+def _own_snapshots(cases: Cases, layer: int, place: Place) -> list[tuple[Tensor, Tensor]]:
+    """Return the changes and gradients of each group of this process."""
     module = cases.model.places.layers[layer].module
     points = [0.5 - 3**-0.5 / 2, 0.5 + 3**-0.5 / 2]
-    changes, gradients = list[Tensor](), list[Tensor]()
+    found = list[tuple[Tensor, Tensor]]()
     for group, numbers in enumerate(cases.groups):
         first, second = cases.passes[group]
         moved = first.streams[layer] - second.streams[layer]
@@ -203,9 +214,9 @@ def _snapshots(
         roles = torch.tensor(cases.roles[numbers[0]], device=moved.device)
         here = _is_at(roles, place)
         scale = cases.changes[numbers].to(moved)[:, None, None] ** -0.5
-        for rows, kept in ((moved, changes), (total, gradients)):
-            kept.append((scale * rows)[:, here].flatten(0, 1).cpu().double())
-    return torch.cat(changes), torch.cat(gradients)
+        rows = [(scale * x)[:, here].flatten(0, 1).cpu().double() for x in (moved, total)]
+        found.append((rows[0], rows[1]))
+    return found
 
 
 def direction_tokens(

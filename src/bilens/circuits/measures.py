@@ -191,12 +191,17 @@ def find_circuit(
 def part_effects(shown: Cases, mask: Bool[Tensor, " *shape"]) -> tuple[PartEffect, ...]:
     """Return the effects of the parts of a mask, each alone, the largest first."""
     parts = parts_in(mask)
-    lost, gained = torch.zeros(2, len(parts), dtype=torch.float64)
-    for case in shown.cases:
-        first, second = case.alone
-        noised, denoised = (exchanged_each(*pair, parts) for pair in (case.alone, (second, first)))
-        lost += abs(case.change) - case.rise(noised).cpu().double()
-        gained += case.rise(denoised).cpu().double()
+
+    def own() -> Tensor:
+        lost, gained = both = torch.zeros(2, len(parts), dtype=torch.float64)
+        for case in (case for case in shown.cases if case.is_own):
+            first, second = case.alone
+            noised, denoised = (exchanged_each(*x, parts) for x in (case.alone, (second, first)))
+            lost += abs(case.change) - case.rise(noised).cpu().double()
+            gained += case.rise(denoised).cpu().double()
+        return both
+
+    lost, gained = shown.total(own)
     total = float(shown.changes.sum())
     effects = []
     for part, loss, gain in zip(parts, lost.tolist(), gained.tolist(), strict=True):

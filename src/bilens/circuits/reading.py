@@ -203,6 +203,8 @@ def circuit(
     on a scale where the second text has 0 and the first 1. It is above 1 where parts that oppose
     the answer are left out. Over questions it is a share of the absolute change.
 
+    Processes of `torchrun` divide the questions, and each returns the whole answer.
+
     Args:
         model: any, also of transformers, or a name or folder that `bilens.load` opens.
         questions: a list of them, of dictionaries, a table, or the path of a file, see
@@ -223,7 +225,7 @@ def circuit(
     """
     _check_options(level, keep, size, heads=heads)
     model, questions = opened(model), as_questions(questions)
-    everything = Cases.of(model, questions, any_length=len(questions) > 1)
+    everything = Cases.of(model, questions, any_length=len(questions) > 1, divided=True)
     tasks = different(everything.cases)
     alone = [*map(len, tasks.values())] == [1]
     plans = {

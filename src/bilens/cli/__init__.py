@@ -35,7 +35,7 @@ JSON = "--json"
 OUTPUTS = ("output", "viewer", "save_graph", "figure", "space")
 """Options that name what a command writes."""
 
-DIVIDED = ("train language", "anneal", "linearise", "tensorise", "flow-table")
+DIVIDED = ("train language", "anneal", "linearise", "tensorise", "flow-table", "circuit")
 """Commands whose processes under `torchrun` share the work."""
 GROUPS = {
     "Read a language model": (

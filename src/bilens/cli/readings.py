@@ -122,8 +122,11 @@ def run_analysis(
     low_memory: bool = False,
     chat: bool = False,
     **settings: Any,
-) -> dict[str, Any]:
-    """Read a model, print the reading, and write the files that are asked for."""
+) -> dict[str, Any] | None:
+    """Read a model, print the reading, and write the files that are asked for.
+
+    Of several processes the first one prints and writes.
+    """
     if output is not None and output.suffix not in ENDINGS:
         raise BilensError(
             f"--output={output}: expected PAGE.html, NUMBERS.json, TABLE.tsv or a folder"
@@ -145,6 +148,7 @@ def run_analysis(
 
     from bilens.inputs import check_data, loader
     from bilens.models import load
+    from bilens.progress import is_first_process
 
     if data := settings.get("data"):
         check_data(model, data, settings["data_dir"])
@@ -156,6 +160,8 @@ def run_analysis(
             raise BilensError(f"--chat: {model} is no language model; leave it out")
         opened = in_chat(opened)
     reading = entry.run(opened, settings, loader(opened, model), source=model)
+    if not is_first_process():
+        return None
     show_reading(reading)
     if output is not None:
         date = f"{datetime.now().astimezone():%d %B %Y}"
