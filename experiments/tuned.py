@@ -210,7 +210,7 @@ def rivals(reading: ModelDiffs) -> dict[str, Any]:
     changes = models.run(models.pairs) - models.run(())
     sizes = torch.tensor([pair.relative_size for pair in models.pairs.values()]).double()
     calls: dict[str, Callable[[], Tensor]] = {
-        "flow": lambda: models.flows()[1],
+        "flow": lambda: models.flows()[2],
         "integrated gradients": lambda: models.path(POINTS),
         "gradient at the tuned model": lambda: models.slopes(1),
         "gradient at the base model": lambda: models.slopes(0),

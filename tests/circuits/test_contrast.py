@@ -65,7 +65,7 @@ def test_flows_of_experts_in_16_bits_add_up(name):
 def test_a_flow_that_is_larger_than_its_sum_by_far_is_an_error(name):
     """A norm multiplies embeddings of 0 by 1 / sqrt(eps), and so its secant."""
     view = family_view(name, dtype=torch.float32)
-    with pytest.raises(BilensError, match="cancel beyond rounding. Take a text or mean"):
+    with pytest.raises(BilensError, match="beside their rounding. Take a text or mean"):
         between(view, some_text()[0], torch.zeros(view.d_model))
 
 

@@ -17,7 +17,7 @@ from bilens.flows.labels import token_words
 from bilens.flows.nodes import LEAVES
 from bilens.transformer import ResidualModel, mixing
 from tests.families import EACH_READ, exact_norms, family_view, some_text, tiny
-from tests.flows.flows import DIRECTION, check, logit, nodes_of
+from tests.flows.flows import DIRECTION, check, leaves, logit, nodes_of
 from tests.models import TOKENS, parts, random_model, random_text, view_of
 
 
@@ -31,6 +31,30 @@ def test_a_flow_adds_up_and_conserves(name):
         # Eager softmax and rotary positions round to float32 in some families.
         check(two, values[0] - values[1], tolerance=1e-6)
     assert {"token", "head", "mlp"} <= {node.kind for node in two.nodes}
+
+
+@pytest.mark.parametrize("name", EACH_READ)
+@pytest.mark.parametrize("size", [1e-2, 1e-4])
+def test_a_change_beside_rounding_is_no_unknown_operation(name, size):
+    """The second run is so near that logits, or their large parts, are rounded by more."""
+    view, ids = family_view(name, dtype=torch.float32), some_text()[0][:6]
+    generator = torch.Generator().manual_seed(0)
+    rows = view.places.rows(ids[None])[0].detach()
+    second = rows * (1 + size * torch.randn(rows.shape, generator=generator))
+    logits = view.logits(ids[None])[0, -1]
+    order = logits.argsort()
+    place = int(logits[order].diff().argmin())
+    token, minus = (f"[{int(x)}]" for x in order[place : place + 2])
+    refused = ""
+    try:
+        result = flow(view, ids, token, minus=minus, against=second, labels=0)
+    except BilensError as error:
+        refused = str(error)
+    if refused:
+        assert "beside their rounding" in refused
+        return
+    allowed = 0.01 * abs(result.value) + 4e-6 * sum(map(abs, result.values))
+    assert abs(leaves(result) - result.value) <= allowed
 
 
 @given(

@@ -72,6 +72,38 @@ def test_no_lens_between_texts_of_the_tasks_is_refused_for_rounding(package):
             assert read_lens(model, asked.text, asked.against, layers=2).error < 1e-4
 
 
+@pytest.mark.parametrize("package", MODELS)
+@pytest.mark.parametrize("size", [1e-3, 1e-5])
+def test_a_small_change_of_nearly_equal_logits_is_exact_or_said_to_be_too_small(package, size):
+    """Between models, and between embeddings: logits are rounded by their own size."""
+    model, generator = opened(package), torch.Generator().manual_seed(0)
+    ids, _, _ = prompt(model, 0)
+    logits = model.logits(ids[None])[0, -1]
+    order = logits.argsort(descending=True)[:200]
+    place = int(logits[order].diff().abs().argmin())
+    token, minus = (f"[{int(x)}]" for x in order[place : place + 2])
+    tuned = deepcopy(model.model)
+    with torch.no_grad():
+        for weight in tuned.parameters():
+            weight.mul_(1 + size * torch.randn(weight.shape, generator=generator))
+    between = bilens.diff(model, ResidualModel(tuned, model.tokenizer), ids, token, minus)
+    rounding = 4e-6 * float(logits.abs().max())
+    change = float(between.flows.sum() + between.rest.sum())
+    assert abs(change - between.value) < 2 * rounding
+    rows = model.places.rows(ids[None])[0]
+    second = rows * (1 + size * torch.randn(rows.shape, generator=generator))
+    refused = ""
+    try:
+        through = flow(model, ids, token, minus=minus, against=second, labels=0)
+    except BilensError as error:
+        refused = str(error)
+    if refused:
+        assert "beside their rounding" in refused
+        assert size == 1e-5
+        return
+    assert abs(leaves(through) - through.value) <= max(0.01 * abs(through.value), rounding)
+
+
 def test_a_chat_is_read_as_the_tokenizer_writes_it():
     model = opened(SMOLLM2)
     first, second = ("What is the capital of France?", "What is the capital of Spain?")

@@ -18,7 +18,7 @@ from torch.func import functional_call
 from bilens.checks import check_count
 from bilens.convert.adapters import Change
 from bilens.errors import BilensError
-from bilens.flows.fitted import Fitted
+from bilens.flows.fitted import Fitted, rounded_size
 from bilens.flows.interval import Interval
 from bilens.flows.modules import module_hooks
 from bilens.flows.rules import is_live, make_leaf
@@ -104,38 +104,46 @@ class BothModels:
                 values[numbers] = metrics(group, logits).cpu().double()
         return values
 
-    def side_by_side(self, numbers: Sequence[int]) -> tuple[Float[Tensor, "2 n"], SwitchedRules]:
+    def side_by_side(
+        self, numbers: Sequence[int]
+    ) -> tuple[Float[Tensor, "2 n"], float, SwitchedRules]:
         """Run both models on some questions of one length, and pull the change of each metric.
 
         Returns:
-            The metrics of the tuned and of the base model, and the rules with all flows.
+            The metrics of the tuned and of the base model, the size of what they are rounded with,
+            and the rules with all flows.
         """
         group = [self.asked[i] for i in numbers]
         rules = SwitchedRules(2 * len(group), self._by_number)
         ids = torch.stack([both_ids(fitted) for fitted in group], 1).flatten(0, 1)
         signs = [1.0] * len(group) + [-1.0] * len(group)
-        values = _pulled(self.base.places, rules, [*group, *group], ids, signs)
-        return values.unflatten(0, (2, -1)).cpu().double(), rules
+        values, size = _pulled(self.base.places, rules, [*group, *group], ids, signs)
+        return values.unflatten(0, (2, -1)).cpu().double(), size, rules
 
     def flows(
         self,
     ) -> tuple[
         Float[Tensor, "2 questions"],
+        float,
         Float[Tensor, "questions weights"],
         Float[Tensor, " questions"],
     ]:
-        """Return the metrics of both models, the flow of each weight, and of tokens and choices."""
-        count = len(self.asked)
+        """Return the metrics of both models, the flow of each weight, and of tokens and choices.
+
+        The second value is the size of what the metrics are rounded with.
+        """
+        count, size = len(self.asked), 0.0
         values = torch.zeros(2, count, dtype=torch.float64)
         flows = torch.zeros(count, len(self.pairs), dtype=torch.float64)
         rest = torch.zeros(count, dtype=torch.float64)
         for numbers in self.groups:
-            values[:, numbers], rules = self.side_by_side(numbers)
+            values[:, numbers], largest, rules = self.side_by_side(numbers)
+            size = max(size, largest)
             flows[numbers] = weight_flows(rules, [*self.pairs], len(numbers))
             starts = [*rules.embeddings, *(leaf.value for leaf in rules.leaves)]
             for flow in start_flows(starts, len(numbers)):
                 rest[numbers] += flow.sum(1)
-        return values, flows, rest
+        return values, size, flows, rest
 
     def slopes(self, at: float) -> Float[Tensor, "questions weights"]:
         """Return the derivative of each metric along the change of each weight, on the texts.
@@ -254,10 +262,11 @@ def _pulled(
     asked: Sequence[Fitted],
     ids: Int[Tensor, "texts time"],
     signs: Sequence[float],
-) -> Float[Tensor, " texts"]:
-    """Run a model on texts under rules, pull the sum of their metrics with signs, and return them.
+) -> tuple[Float[Tensor, " texts"], float]:
+    """Run a model on texts under rules, and pull the sum of their metrics with signs.
 
-    The adjoints are left at the starts.
+    Returns the metrics and the size of what they are rounded with. The adjoints are left at
+    the starts.
     """
 
     def start(_: nn.Module, __: object, ___: object, output: Tensor) -> Tensor | None:
@@ -271,14 +280,15 @@ def _pulled(
         before, after = ([x for x in hooks if is_experts(x[0])] for hooks in (before, after))
     tables = [(table, start) for table in (places.embed, *places.tables)]
     with hooked(before, [*after, *tables]), places.context(), torch.enable_grad(), rules:
-        values = metrics(asked, places.forward(ids))
+        logits = places.forward(ids)
+        values = metrics(asked, logits)
     with torch.enable_grad():
         (values @ torch.tensor(signs).to(values)).backward()
     forget_kept()
     # They hold the graph, which holds the rules: a cycle that only the collector would free.
     rules.mixes.clear()
     rules.experts = None
-    return values.detach()
+    return values.detach(), rounded_size(asked, logits.detach())
 
 
 def weight_flows(

@@ -65,6 +65,7 @@ class Flow(Reading):
         choices: flow of what each layer chose, such as experts.
         pairs: of each layer, the flows of heads by source; None where heads have no pattern.
         absolute: sum of |flow| over all parts, heads by source.
+        rounded: the size of what the values are rounded with, see `rounded_size`.
         streams: the stream after the last layer, in each run.
         changes_stream: whether the model changes the stream between its layers.
         origin: the pass that it was read from.
@@ -83,6 +84,7 @@ class Flow(Reading):
     choices: Float[Tensor, " layers"]
     pairs: tuple[Pairs | None, ...]
     absolute: float
+    rounded: float
     streams: Float[Tensor, "runs time d_model"]
     changes_stream: bool
     origin: Origin
@@ -111,7 +113,7 @@ class Flow(Reading):
         """
         adjoints = self.origin.adjoints()
         numbers = adjoints.numbers[self.row :: adjoints.questions].tolist()
-        rounding = 1e-4 * (self.absolute + sum(map(abs, self.values)))
+        rounding = 1e-4 * (self.absolute + self.rounded)
         if any(abs(a - b) > rounding for a, b in zip(numbers, self.values, strict=True)):
             self.origin.release()
             raise BilensError(

@@ -16,7 +16,7 @@ from bilens.errors import BilensError
 from bilens.flows.ablation import with_effects
 from bilens.flows.adjoints import Adjoints, LayerGraph, lacked_flows, start_flows, token_flows
 from bilens.flows.audit import TextPair, check_pass, check_rules
-from bilens.flows.fitted import Fitted, Score, fit
+from bilens.flows.fitted import Fitted, Score, fit, rounded_size
 from bilens.flows.graph import DRAWN, Flow, Pairs
 from bilens.flows.origin import Origin
 from bilens.flows.question import (
@@ -323,6 +323,7 @@ def _flows(model: ResidualModel, origin: Origin, asked: Sequence[Fitted]) -> lis
             choices=choices[question].clone(),
             pairs=tuple(pairs[question]),
             absolute=float(absolute[question]),
+            rounded=rounded_size([asked[question]] * 2, adjoints.logits[question::questions]),
             streams=adjoints.last.leaf.detach()[question::questions].clone(),
             changes_stream=adjoints.changes_stream,
             origin=origin,
@@ -388,9 +389,8 @@ def _strongest(flows: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def cancels(flow: Flow) -> bool:
-    """Return whether the parts of a flow are so much larger than its sum that rounding hides it."""
-    size = flow.absolute + sum(map(abs, flow.values))
-    return ROUNDING * size > 0.01 * abs(flow.value)
+    """Return whether parts or logits are so much larger than the change that rounding hides it."""
+    return ROUNDING * (flow.absolute + flow.rounded) > 0.01 * abs(flow.value)
 
 
 def check_flow(flow: Flow) -> None:
@@ -401,13 +401,14 @@ def check_flow(flow: Flow) -> None:
     starts = (flow.embeddings, flow.choices)
     total = float(sum(part.cpu().double().sum() for part in starts))
     ends = sum(map(abs, flow.values))
-    size = flow.absolute + ends
     if cancels(flow) and abs(total - flow.value) > 0.01 * abs(flow.value) + ROUNDING * ends:
         raise BilensError(
             f"The flow of tokens and choices adds up to {total:.6g}, expected "
-            f"{flow.value:.6g}: its parts are {size:.2g} in all and cancel beyond rounding. Take a "
-            "text or mean embeddings as the second run, not vectors near 0, or dtype=torch.float64"
+            f"{flow.value:.6g}: its parts are {flow.absolute:.2g} in all, of logits up to "
+            f"{flow.rounded:.2g}, and the change is too small beside their rounding. Take a text "
+            "or mean embeddings as the second run, or open the model with dtype=torch.float64"
         )
+    size = flow.absolute + flow.rounded
     check_sum("The flow of tokens and choices", total, flow.value, size=size)
 
 

@@ -89,7 +89,7 @@ def logit_changes(flow: Flow, nodes: Sequence[Node]) -> tuple[list[Node], LogitC
     tangents = Tangents(flow.adjoints)
     carried = tangents.carry(starts_of(flow, nodes, tangents))
     # What reaches the answer is the flow of the node.
-    allowed = ROUNDING * (flow.absolute + sum(map(abs, flow.values)))
+    allowed = ROUNDING * (flow.absolute + flow.rounded)
     reached = tangents.at_answer(carried).tolist()
     kept = [i for i, node in enumerate(nodes) if abs(reached[i] - node.flow) <= allowed]
     logits = tangents.logits(carried[kept], len(flow.fitted.spoken) or 1)

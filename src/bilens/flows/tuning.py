@@ -295,7 +295,7 @@ def diff(
     """
     models = _both(base, tuned, [Question(text, token, minus, against, target=target)])
     (fitted,) = models.asked
-    values, rules = models.side_by_side([0])
+    values, size, rules = models.side_by_side([0])
     flows = weight_flows(rules, [*models.pairs], 1)
     time = len(fitted.clean)
     by_token, heads, ranks = _parts(base, rules, time)
@@ -306,7 +306,7 @@ def diff(
     for flow in start_flows((leaf.value for leaf in rules.leaves), 1):
         choices += float(flow.sum())
     rest = of_tokens.sum()[None] + choices
-    _check(models, values, flows, rest)
+    _check(models, values, size, flows, rest)
     return ModelDiff(
         models,
         values,
@@ -339,8 +339,8 @@ def diffs(
         BilensError: as `diff`, or there are no questions.
     """
     models = _both(base, tuned, as_questions(questions))
-    values, flows, rest = models.flows()
-    _check(models, values, flows, rest)
+    values, size, flows, rest = models.flows()
+    _check(models, values, size, flows, rest)
     return ModelDiffs(models, values, flows, rest)
 
 
@@ -359,12 +359,12 @@ def _both(
 def _check(
     models: BothModels,
     values: Float[Tensor, "2 questions"],
+    size: float,
     flows: Float[Tensor, "questions weights"],
     rest: Float[Tensor, " questions"],
 ) -> None:
     """Raise unless each model alone has the same metrics, and the flows add up to the change."""
     own = torch.stack([models.run(models.pairs), models.run((), second=True)])
-    size = float(own.abs().max()) + 1
     check_sum("The pass of both models side by side", values, own, size=size)
     everything, size = flows.sum(1) + rest, size + float(flows.abs().sum(1).max())
     check_sum(
