@@ -29,7 +29,7 @@ from tests.real.packages import SMOLLM2, gguf_file
 import bilens
 from benchmarks.clock import spent
 from benchmarks.subprocess_memory import peak_above
-from bilens.flows import FlowTable, Question, flow_table
+from bilens.flows import Question, flow_table
 
 NOUNS = (
     "dog cat bird boy girl tree car toy friend ball book flower duck bear rabbit frog king queen"
@@ -176,9 +176,7 @@ def of_smollm2(folder: Path) -> list[Row]:
     ratios = speed(model, folder / "speed")
     asked, seconds = minutes(model, folder / "minutes", MINUTES * 60)
     size = sum(path.stat().st_size for path in (folder / "minutes").iterdir()) / asked
-    table: FlowTable = flow_table(
-        model, islice(questions(), asked), folder / "minutes", shard=SHARD
-    )
+    table = flow_table(model, islice(questions(), asked), folder / "minutes", shard=SHARD)
     claim = "rows of questions over a forward and a backward pass of the same batch, SmolLM2"
     hours = f"questions of SmolLM2 in {HOURS} hours of one core, extrapolated"
     return [

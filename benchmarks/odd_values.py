@@ -223,7 +223,6 @@ class World:
             "measure": {"model": view, "flow": one_flow, "nodes": one_flow.strongest(2)},
             "remove": {"model": view, "flow": one_flow, "nodes": one_flow.strongest(2)},
             "answered": {"model": view, "questions": self.questions},
-            "as_questions": {"questions": self.questions},
             "circuit": {"model": view, "questions": self.answered, "level": "parts", "keep": 0.5},
             "eap_ig": {"model": view, "questions": self.questions, "steps": 2},
             "edit_heads": {"model": self.edited(), "layer": 0, "heads": [1]},
@@ -290,7 +289,6 @@ class World:
                 "smaller": torch.randn(9, 3),
                 "labels": labels[:9] % 3,
             },
-            "loss_bound": {"lost": 1, "gained": 2, "n_images": 50},
             "path_accuracies": {"paths": paths, "data": self.small(), "counts": [1, 2]},
             "read_bonds": {"model": self.deep, "data": self.data, "drop": 0.1},
             "read_classifier": {"model": self.shallow, "data": self.data},
@@ -504,7 +502,7 @@ SKIPPED = {
     "are no functions": ("Columns", "Fact"),
     "take a function or a plot, or none": ("counting_operations", "analysis", "log_axis", "styled"),
     "take a reading, whose kinds have tests of their own": (
-        *("ablation_figure", "network_figure", "plot_of", "record_of", "report", "save_figure"),
+        *("ablation_figure", "network_figure", "plot_of", "report", "save_figure"),
         *("sections_of", "shared_figure", "show", "truncation_figure"),
         *("write_page", "write_report", "contribution", "corpus_for"),
     ),
@@ -531,7 +529,7 @@ SKIPPED = {
             "open_tokenizer",
             "read_pairs",
         ),
-        *("register_family", "save_model", "write_space"),
+        *("register_family", "save_model"),
     ),
 }
 """Functions that are not called, by the reason."""

@@ -26,9 +26,8 @@ from typing import Any
 import pandas as pd
 import torch
 
-from bilens.analysis import ContextList, Table
+from bilens.analysis import ContextList, Reading, Table
 from bilens.language import (
-    DirectionReading,
     TokenDirection,
     bigrams,
     generate_text,
@@ -143,7 +142,7 @@ def _ngram_table(frame: pd.DataFrame, caption: str) -> Table:
     return Table(frame[[*words, "value"]], caption, {"value": "z.2f"})
 
 
-def _contexts(reading: DirectionReading) -> Sequence[ContextList]:
+def _contexts(reading: Reading) -> Sequence[ContextList]:
     return [
         part
         for section in reading.sections()

@@ -74,7 +74,7 @@ def place(runs, tmp_path, monkeypatch):
     fetched = "bilens.nn.checkpoint.hf_hub_download"
     monkeypatch.setattr(fetched, lambda _, name, **hub: str(tmp_path / "runs" / "digits" / name))
     monkeypatch.setattr("bilens.nn.checkpoint.Checkpointed.push_to_hub", lambda *_: None)
-    monkeypatch.setattr("bilens.explore.Explorer.launch", lambda *_, **settings: None)
+    monkeypatch.setattr("bilens.explore.app.Explorer.launch", lambda *_, **settings: None)
     with patch.dict(FAMILIES), patch.dict(ATTENTIONS):
         yield
 

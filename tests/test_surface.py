@@ -83,7 +83,7 @@ def test_a_first_session_takes_few_names(tmp_path, monkeypatch, alone):
     if alone:
         python("-c", FIRST_SESSION, *arguments[1:])
         return
-    launch = "bilens.explore.Explorer.launch"
+    launch = "bilens.explore.app.Explorer.launch"
     monkeypatch.setattr(launch, lambda self, **how: f"data:text/html,Draw%20on%20the%20sheet {how}")
     monkeypatch.setattr(sys, "argv", arguments)
     exec(FIRST_SESSION, {})

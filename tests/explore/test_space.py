@@ -8,8 +8,7 @@ from huggingface_hub import RepoCard
 from safetensors.torch import load_file
 
 from bilens.errors import BilensError
-from bilens.explore import write_space
-from bilens.explore.app import Explorer
+from bilens.explore.app import Explorer, write_space
 from tests.command_line import in_json
 from tests.explore.test_request_guard import ask
 

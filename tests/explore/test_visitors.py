@@ -9,7 +9,8 @@ from urllib.parse import urlencode
 
 import pytest
 
-from bilens.explore import Explorer, explorer
+from bilens.explore import explorer
+from bilens.explore.app import Explorer
 from bilens.explore.model_pages import ModelPages
 from tests.explore.browser import served
 from tests.explore.test_request_guard import ask

@@ -10,7 +10,8 @@ from experiments.families import make
 import bilens
 from bilens.circuits import circuit, patch, task_directions
 from bilens.errors import BilensError
-from bilens.flows import Question, as_questions, flow
+from bilens.flows import Question, flow
+from bilens.flows.sources import as_questions
 from bilens.transformer import ResidualModel
 from tests.families import tiny
 from tests.models import view_of

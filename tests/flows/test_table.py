@@ -14,9 +14,9 @@ import torch
 import bilens
 from bilens.cli import main
 from bilens.errors import BilensError
-from bilens.flows import Question, as_questions, flow_table, rows, table
+from bilens.flows import Question, flow_table, rows, table
 from bilens.flows.interval import Interval
-from bilens.flows.sources import count_questions, question_stream
+from bilens.flows.sources import as_questions, count_questions, question_stream
 from bilens.flows.table import clustered
 from bilens.shipped import TASKS
 from tests.families import family_view

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from bilens.figures.sheet import own_style
-from bilens.flows import Ablation, flow
+from bilens.flows import flow
+from bilens.flows.ablation import Ablation
 from bilens.flows.question import Question
 from bilens.flows.reading import FlowReading, flow_page
 from bilens.language.names import token_text

@@ -141,14 +141,15 @@ def diff(
     """
     from dataclasses import replace as with_fields
 
-    from bilens.flows import ModelDiff, ModelDiffs, diffs
     from bilens.flows import diff as split
+    from bilens.flows import diffs
+    from bilens.flows.tuning import DiffReading
 
     answer, others = token_list(token), token_list(minus)
     one_question = {"token": token, "minus": others, "against": against}
     one_question["target"] = target if target != "logit" else ""
     _check_asked(prompt, questions, one_question)
-    reading: ModelDiff | ModelDiffs
+    reading: DiffReading
     if questions:
         reading = diffs(model, tuned, questions)
     else:

@@ -10,24 +10,19 @@ from bilens.circuits.controls import nonsense, verdict
 from bilens.circuits.cuts import Cuts, find_cuts, passed
 from bilens.circuits.directions import MLPDirections
 from bilens.circuits.edits import edit, edit_heads, edit_mlp_along
-from bilens.circuits.gradients import Attributions, eap_ig, gradient_effects
-from bilens.circuits.measures import Circuit, Split, find_circuit
-from bilens.circuits.patching import Effects, patch, patched
-from bilens.circuits.reading import CircuitReading, circuit
-from bilens.circuits.recurring import Snapshots, task_directions
+from bilens.circuits.gradients import eap_ig, gradient_effects
+from bilens.circuits.measures import Split, find_circuit
+from bilens.circuits.patching import patch, patched
+from bilens.circuits.reading import circuit
+from bilens.circuits.recurring import task_directions
 from bilens.circuits.stages import Stages, find_stages, mask_of
 from bilens.flows.interval import Interval
 
 __all__ = [
-    "Attributions",
     "Cases",
-    "Circuit",
-    "CircuitReading",
     "Cuts",
-    "Effects",
     "Interval",
     "MLPDirections",
-    "Snapshots",
     "Split",
     "Stages",
     "circuit",

@@ -184,7 +184,7 @@ def explore(
         add: names of further readings, such as heads, and files with readings of your own.
         space: write a folder instead that Hugging Face runs as a Space, the model in it.
     """
-    from bilens import explore as explorers
+    from bilens.explore import app as explorers
 
     # A Space starts its own explorer, so nothing is read here.
     if space is not None:

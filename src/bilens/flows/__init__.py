@@ -1,35 +1,27 @@
 """An exact split of an answer on a text, or between two, through every layer of a model."""
 
-from bilens.flows.ablation import Ablation, measure, remove
+from bilens.flows.ablation import measure, remove
 from bilens.flows.both_models import BothModels
 from bilens.flows.fitted import answered
 from bilens.flows.graph import Flow
 from bilens.flows.nodes import Node
 from bilens.flows.question import Question
-from bilens.flows.reading import FlowReading
-from bilens.flows.saved import SavedGraph, load_graph
-from bilens.flows.sources import as_questions, read_pairs
+from bilens.flows.saved import load_graph
+from bilens.flows.sources import read_pairs
 from bilens.flows.split import adjoints_of, flow
-from bilens.flows.stream_lens import LensReading, read_lens
-from bilens.flows.table import FlowTable, flow_table
+from bilens.flows.stream_lens import read_lens
+from bilens.flows.table import flow_table
 from bilens.flows.token_lens import lens
-from bilens.flows.tuning import ModelDiff, ModelDiffs, diff, diffs
+from bilens.flows.tuning import ModelDiffs, diff, diffs
 
 __all__ = [
-    "Ablation",
     "BothModels",
     "Flow",
-    "FlowReading",
-    "FlowTable",
-    "LensReading",
-    "ModelDiff",
     "ModelDiffs",
     "Node",
     "Question",
-    "SavedGraph",
     "adjoints_of",
     "answered",
-    "as_questions",
     "diff",
     "diffs",
     "flow",

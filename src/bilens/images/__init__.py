@@ -1,29 +1,14 @@
 """From a model to findings."""
 
 from bilens.images.bonds import classifier_bonds, classifier_function_bonds, read_bonds
-from bilens.images.bounds import BoxBounds, box_bounds
-from bilens.images.classifier import (
-    AttackRate,
-    attack,
-    class_mask,
-    class_spectra,
-    read_classifier,
-    top_inputs,
-)
+from bilens.images.bounds import box_bounds
+from bilens.images.classifier import attack, class_mask, class_spectra, read_classifier, top_inputs
 from bilens.images.deep import path_accuracies, read_deep
 from bilens.images.explanation import explain, shared_by_classes, shared_by_paths
-from bilens.images.fidelity import (
-    TruncationCurve,
-    accurate_ranks,
-    held_out,
-    loss_bound,
-    truncation_curve,
-)
+from bilens.images.fidelity import TruncationCurve, accurate_ranks, held_out, truncation_curve
 from bilens.images.radii import CertifiedRadii, certify, proved_agreement
 
 __all__ = [
-    "AttackRate",
-    "BoxBounds",
     "CertifiedRadii",
     "TruncationCurve",
     "accurate_ranks",
@@ -36,7 +21,6 @@ __all__ = [
     "classifier_function_bonds",
     "explain",
     "held_out",
-    "loss_bound",
     "path_accuracies",
     "proved_agreement",
     "read_bonds",

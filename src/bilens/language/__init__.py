@@ -20,11 +20,10 @@ from bilens.language.ngrams import (
     read_ngrams,
     skip_trigrams,
 )
-from bilens.language.outputs import DirectionReading, read_direction
+from bilens.language.outputs import read_direction
 from bilens.language.stream import read_stream
 
 __all__ = [
-    "DirectionReading",
     "TokenDirection",
     "attention_pairs",
     "attention_scores",
