@@ -201,8 +201,6 @@ class World:
                 "directions": torch.eye(3).double(),
                 "x": torch.randn(50, 5).double(),
             },
-            "product_weight": {"cut": bonds.cut(3)},
-            "sparse_basis": {"cut": bonds.cut(3), "steps": 3},
             "with_constant": {"x": torch.randn(3, 4)},
             "bilinear_attention": self.heads() | {"scale": 0.5, "constant": None},
             "resume_attention": self.heads() | {"scale": 0.5},

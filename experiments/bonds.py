@@ -21,8 +21,8 @@ Then both kinds of bonds are cut to few directions. These are chosen on training
 of at most a point, and tested on the test images.
 
 The inside of a cut is measured for three-layer models: how many of its products of two coordinates
-lose less than a point of the cut's accuracy. Coordinates are those of the singular values, of a
-sparse basis, or of a random one.
+lose less than a point of the cut's accuracy. Coordinates are those of the singular values, or of a
+random basis.
 
 The tree's method is that of Dooms et al. 2025 (arXiv 2504.02667, appendix G) without its dense
 cores; the numbers there are of other models.
@@ -52,15 +52,7 @@ from bilens.images import (
 )
 from bilens.nn import ImageClassifier
 from bilens.pages import network_figure
-from bilens.tensor import (
-    BilinearTensor,
-    Bonds,
-    Cut,
-    Moments,
-    balanced_bonds,
-    sparse_basis,
-    with_constant,
-)
+from bilens.tensor import BilinearTensor, Bonds, Cut, Moments, balanced_bonds, with_constant
 from bilens.train import ClassifierTraining
 from experiments.context import Outcome, RecipeContext
 from experiments.curves import Line, line_figure, spread_line
@@ -160,18 +152,16 @@ def _rows(name: str, measured: Sequence[dict[str, Any]]) -> list[Row]:
 
 def _rows_inside(inside: Sequence[dict[str, Any]]) -> list[Row]:
     """Return what cuts lose, and how many of their products keep their accuracy within a point."""
-    in_bases = {basis: [cut[f"needed_{key}"] for cut in inside] for basis, key in BASES.items()}
-    sparse = in_bases.pop("sparse basis")
-    others = {basis: statistics.median(counts) for basis, counts in in_bases.items()}
+    in_random = statistics.median(cut["needed_in_a_random_basis"] for cut in inside)
     cut_to = f"three layers, cut to {INSIDE}"
     return [
         Row.of_range(
             f"{cut_to}: points that all products lose", [100 * cut["drop"] for cut in inside]
         ),
         Row.of_range(
-            f"{cut_to}: products in a sparse basis that lose less than a point more",
-            sparse,
-            baselines={**others, "all products": inside[0]["products"]},
+            f"{cut_to}: products by singular values that lose less than a point more",
+            [cut["needed_by_singular_values"] for cut in inside],
+            baselines={"random basis": in_random, "all products": inside[0]["products"]},
         ),
     ]
 
@@ -347,11 +337,6 @@ BESIDE = (
     *("tree, images", "function of logits, images"),
     *("PCA", "PCA with gradients of the loss", "random"),
 )
-BASES = {
-    "sparse basis": "in_a_sparse_basis",
-    "singular values": "by_singular_values",
-    "random basis": "in_a_random_basis",
-}
 CHOSEN = ("function, images", "tree, images", "function, Gaussian", "function, standard normal")
 
 
@@ -368,7 +353,6 @@ def _inside(model: ImageClassifier, data: ImageData) -> dict[str, Any]:
         "drop": model.accuracy(data.test_images, data.test_labels) - _accuracy(cut.tensors(), data),
         "products": len(cut.products()),
         "needed_by_singular_values": needed_products(cut, data),
-        "needed_in_a_sparse_basis": needed_products(sparse_basis(cut), data),
         "needed_in_a_random_basis": needed_products(cut.rotate(turns), data),
     }
 

@@ -4,7 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from bilens.tensor import Bonds, Cut, bonds, product_weight, sparse_basis
+from bilens.tensor import Bonds, Cut, bonds
+from bilens.tensor.chain import with_signs
 from tests.tensor.deep import chains, forward, random_chain
 from tests.tensor.factors import close, eye, normal
 
@@ -69,33 +70,11 @@ def test_few_products_are_the_largest() -> None:
 
 
 @given(cuts)
-def test_a_sparse_basis_is_the_same_model_with_less_weight(cut: Cut) -> None:
-    sparse, x = sparse_basis(cut, steps=30), normal(6, 3, seed=2)
-    assert close(sparse(x), cut(x), 1e-7)
-    assert product_weight(sparse) <= product_weight(cut) * (1 + 1e-9) + 1e-12
-    assert (sparse.write.sum(0) >= 0).all()
-    for U in sparse.environments[:-1]:
-        sizes = U.diagonal()
-        assert (sizes[:-1] >= sizes[1:] - 1e-12).all()
-    for core in sparse.cores[:-1]:
+def test_with_signs_the_strongest_products_are_positive(cut: Cut) -> None:
+    signed, x = with_signs(cut), normal(6, 3, seed=2)
+    assert close(signed(x), cut(x), 1e-7)
+    assert (signed.write.sum(0) >= 0).all()
+    for core in signed.cores[:-1]:
         for matrix in core.dense():
             twice = matrix * (2 - eye(len(matrix))).sqrt()
             assert twice.max() >= -twice.min() - 1e-9
-
-
-def test_hidden_products_are_found_again() -> None:
-    """A model of few products in a turned basis: the rotation that hides them is undone."""
-    cut = make_bonds({"depth": 2, "kind": "plain", "width": 3, "seed": 3}).cut(3)
-    result = bonds(cut.keep_products(5), eye(2)).cut(3)
-    hidden = result.rotate([rotation(k, i) for i, k in enumerate(result.ranks)])
-    assert product_weight(sparse_basis(hidden)) < 0.85 * product_weight(hidden)
-
-
-def test_a_sparse_basis_of_weights_with_gradients() -> None:
-    """The cut of a model in training has a graph, which the rotations do not change."""
-    tensors = random_chain(2, "plain", n_in=3, n_out=2)
-    for tensor in tensors:
-        for factor in (tensor.left, tensor.right, tensor.out):
-            factor.requires_grad_()
-    cut = bonds(tensors, eye(2)).cut(2)
-    assert float(product_weight(sparse_basis(cut, steps=5))) <= float(product_weight(cut)) + 1e-9

@@ -10,7 +10,7 @@ from torch import nn
 from bilens.errors import CheckpointError, NotBilinearError
 from bilens.nn import Bilinear
 from bilens.tensor import BilinearTensor, FactoredMatrix, Spectrum, decompile, expected_cosine
-from bilens.tensor.chain import TensorStack, sparse_basis
+from bilens.tensor.chain import TensorStack
 from bilens.tensor.chain_bonds import bonds
 from bilens.tensor.factored import top_entries
 from bilens.tensor.features import Dictionary, cluster
@@ -191,7 +191,6 @@ BONDS = {
     r"shapes \[\(2, 2\)\]; expected square": lambda c: bonds(c, U).cut(2).rotate([U]),
     r"rotations\[1\] is not orthogonal": lambda c: bonds(c, U).cut(2).rotate([U, 2 * U]),
     "k=99, expected a whole number, 1 to 12, the": lambda c: bonds(c, U).cut(2).keep_products(99),
-    "steps=0, expected a whole number": lambda c: sparse_basis(bonds(c, U).cut(2), steps=0),
     r"x has shape \(1, 3\), expected at least 2": lambda c: function_bonds(c, U, X[:1]),
     "x holds NaN or infinite": lambda c: function_bonds(c, U, X / 0),
     r"embedding .* expected 3 rows": lambda c: function_bonds(c, U, X, X[:, :2]),

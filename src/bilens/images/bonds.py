@@ -247,7 +247,6 @@ def read_bonds(
     ranks = {kind: accurate_ranks(bonds_of[kind], data, drop) for kind in bonds_of}
     # Neither needs fewer on every model: the tree is exact, but its leaves are independent inputs.
     kind = min(bonds_of, key=lambda name: sum(ranks[name]))
-    # A sparse basis leaves the function as it is and makes its coordinates easier to read.
     cut_reading = CutReading.of(bonds_of[kind].cut(ranks[kind]), data)
     # All directions of the tree are the model itself, centred and in float64.
     logits = full_cut(bonds_of["tree"])(data.test_images)

@@ -8,7 +8,8 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from bilens.data import ImageData
-from bilens.tensor import Cut, Products, sparse_basis
+from bilens.tensor import Cut, Products
+from bilens.tensor.chain import with_signs
 
 LEAST_DRAWN = 0.03
 """Share of a direction's squared norm, below which a product is neither drawn nor listed."""
@@ -37,7 +38,7 @@ class BondDirection:
 
 @dataclass(frozen=True, eq=False)
 class CutReading:
-    """A cut model in a sparse basis, and the effect of each coordinate on test images.
+    """A cut model, and the effect of each coordinate on test images.
 
     The coordinates are those of the test images at each bond, the input's first, and then the
     logits.
@@ -49,8 +50,8 @@ class CutReading:
 
     @classmethod
     def of(cls, cut: Cut, data: ImageData) -> "CutReading":
-        """Run test images through a cut, in the coordinates of its sparse basis."""
-        cut = sparse_basis(cut)
+        """Run test images through a cut."""
+        cut = with_signs(cut)
         return cls(cut, data, tuple(cut.coordinates(data.test_images)))
 
     @cached_property

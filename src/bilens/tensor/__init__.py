@@ -1,7 +1,7 @@
 """The mathematics: bilinear layers as third-order tensors, kept in their factors."""
 
 from bilens.tensor.bilinear import BilinearTensor, TensorSVD
-from bilens.tensor.chain import Cut, Products, TensorChain, product_weight, sparse_basis
+from bilens.tensor.chain import Cut, Products, TensorChain
 from bilens.tensor.chain_bonds import Bonds, bonds
 from bilens.tensor.expectation import expected_cosine
 from bilens.tensor.factored import FactoredMatrix
@@ -31,7 +31,5 @@ __all__ = [
     "decompile",
     "expected_cosine",
     "function_bonds",
-    "product_weight",
-    "sparse_basis",
     "with_constant",
 ]

@@ -11,10 +11,9 @@ from jaxtyping import Float, Float64, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
-from bilens.checks import check_count, check_finite, checked, detached
+from bilens.checks import check_count, check_finite, checked
 from bilens.errors import BilensError
 from bilens.hooks import evaluating
-from bilens.settings import Count
 from bilens.tensor.bilinear import BilinearTensor
 from bilens.tensor.factors import fit_input, wrong_shape
 from bilens.tensor.tracing import chain_factors
@@ -326,92 +325,13 @@ def of_products(coefficients: Float64[Tensor, "n_out k k"]) -> BilinearTensor:
     return BilinearTensor(eye[i], eye[j], coefficients[:, i, j])
 
 
-FLOOR = 0.05
-"""Square root of the share below which a product counts by its square."""
+def with_signs(cut: Cut) -> Cut:
+    """Return the same model, in which the sign of each coordinate makes it easy to read.
 
-
-@detached
-def product_weight(cut: Cut) -> float:
-    """Return the sum of sqrt(share + floor) - sqrt(floor) over all products of a cut model.
-
-    Shares are over the mean squared norm of a layer, and the floor is 0.25 %. Products below it
-    count by their square, which no rotation changes. `sparse_basis` lowers this number.
+    The strongest product of a coordinate is positive; at the input, the sum of its column of
+    `write` is.
     """
-    cores, environments = _scaled(cut)
-    return float(sum(_roots(core, U)[1].sum() for core, U in zip(cores, environments, strict=True)))
-
-
-@detached
-def sparse_basis(cut: Cut, *, steps: Count = 100) -> Cut:
-    """Rotate the coordinates of a cut model, so that few large products replace many.
-
-    Lowers `product_weight` by a rotation of each bond. Coordinates stay uncorrelated and of unit
-    size. They are ordered by U_kk. Their sign makes the strongest product positive or, at the
-    input, the sum of the column of `write`. Costs O(r^4) a layer and step. The objective, sparse
-    coding of the entries of the interaction matrices, is not from the literature.
-
-    The result moves only a few times as far as the weights do, so that rounding is not seen in it.
-    The descent therefore is smooth, and a coordinate turns with a speed that goes by its share. A
-    search for the exact minimum is not stable: shallow ways down lead to many of them.
-    """
-    cores, environments = _scaled(cut)
-    turns = [torch.eye(k).to(cut.read) for k in cut.ranks]
-    speeds = [torch.zeros_like(turn) for turn in turns]
-    for _ in range(steps):
-        for i, slope in enumerate(_slopes(cores, environments)):
-            # The curvature is at most of the size of 1 / FLOOR.
-            speeds[i] = 0.9 * speeds[i] - 0.5 * FLOOR * slope
-            step = torch.matrix_exp(speeds[i])
-            turns[i] = turns[i] @ step
-            cores[i] = step.T @ cores[i] @ step
-            if i > 0:
-                cores[i - 1] = torch.einsum("op,oij->pij", step, cores[i - 1])
-                environments[i - 1] = step.T @ environments[i - 1] @ step
-    turned = cut.rotate(turns)
-    if product_weight(turned) > product_weight(cut):
-        turned = cut
-    # A rotation mixes the order by importance, which `BondDirection` and figures rely on.
-    orders = []
-    for U in turned.environments[:-1]:
-        order = U.diagonal().argsort(descending=True, stable=True)
-        orders.append(torch.eye(len(U)).to(U)[:, order])
-    ordered = turned.rotate(orders)
-    return ordered.rotate([signs.diag() for signs in _signs(ordered)])
-
-
-def _scaled(cut: Cut) -> tuple[list[Float64[Tensor, "_ _ _"]], list[Float64[Tensor, "_ _"]]]:
-    """Return the interaction matrices of each layer, and U above it over the layers' mean norm."""
-    cores = [core.dense() for core in cut.cores]
-    norm = 0.0
-    for core, U in zip(cores, cut.environments[1:], strict=True):
-        flat = core.flatten(1)
-        # No rotation changes this number.
-        norm += float((U * (flat @ flat.T)).sum()) / len(cores)
-    return cores, [U / norm if norm > 0 else U for U in cut.environments[1:]]
-
-
-def _roots(core: Tensor, U: Tensor) -> tuple[Tensor, Tensor]:
-    """Return sqrt(share + floor) of the product of each entry, and its weight.
-
-    An entry off the diagonal and its mirror image are one product, so each has half its weight.
-    """
-    times = 2 - torch.eye(core.shape[1]).to(core)
-    roots = (times * U.diagonal()[:, None, None] * core**2 + FLOOR**2).sqrt()
-    return roots, (roots - FLOOR) / times
-
-
-def _slopes(cores: list[Tensor], environments: list[Tensor]) -> list[Tensor]:
-    """Return the derivatives of `product_weight` by a rotation 1 + A of each bond, A = -A'."""
-    slopes = [torch.zeros_like(core[0]) for core in cores]
-    for i, (core, U) in enumerate(zip(cores, environments, strict=True)):
-        roots, _ = _roots(core, U)
-        by_entry = U.diagonal()[:, None, None] * core / roots
-        slopes[i] += 2 * (core @ by_entry).sum(0)
-        if i + 1 < len(cores):
-            # A rotation of the outputs mixes the matrices, and changes the diagonal of U.
-            by_size = (core**2 / roots).sum((1, 2))
-            slopes[i + 1] += core.flatten(1) @ by_entry.flatten(1).T + U * by_size
-    return [(slope - slope.T) / 2 for slope in slopes]
+    return cut.rotate([signs.diag() for signs in _signs(cut)])
 
 
 def _signs(cut: Cut) -> Iterator[Float64[Tensor, " _"]]:
