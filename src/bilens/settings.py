@@ -175,7 +175,7 @@ def _checks_of_fields(kind: type[Any]) -> Checks:
 
 
 @cache
-def checker(hint: Any) -> Check:  # noqa: PLR0911  one for each kind of annotation
+def checker(hint: Any) -> Check:
     """Return the check of values against an annotation.
 
     A float is finite, an int or a number of NumPy passes for it, and a bool for neither. `Between`
@@ -195,13 +195,8 @@ def checker(hint: Any) -> Check:  # noqa: PLR0911  one for each kind of annotati
     if kind in (Union, UnionType):
         tests = [*map(checker, parts)]
         return lambda value: any(test(value) for test in tests)
-    if parts and _is_of(kind, Mapping):
-        names, contents = (_items(list, (part,)) for part in parts)
-        return lambda value: (
-            isinstance(value, kind) and names([*value]) and contents([*value.values()])
-        )
     if parts and _is_of(kind, Iterable):
-        return _items(kind, parts)
+        return _entries(kind, *parts) if _is_of(kind, Mapping) else _items(kind, parts)
     return lambda value: kind is Any or isinstance(value, kind)
 
 
@@ -218,6 +213,12 @@ def _is_number(kind: type, value: Any) -> bool:
         # A larger integer is no number of anything, and torch cannot hold it.
         return abs(value) < 2**63
     return kind is float and isinstance(value, float) and math.isfinite(value)
+
+
+def _entries(kind: type, name: Any, content: Any) -> Check:
+    """Return the check of a dictionary's names and contents."""
+    names, contents = _items(list, (name,)), _items(list, (content,))
+    return lambda value: isinstance(value, kind) and names([*value]) and contents([*value.values()])
 
 
 def _items(kind: type, parts: tuple[Any, ...]) -> Check:

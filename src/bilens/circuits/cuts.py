@@ -73,40 +73,51 @@ def find_cuts(splits: Sequence[Split], measuring: Cases | None = None) -> Cuts:
     """
     deciding = Cases.joined([split.deciding for split in splits]).by("role")
     finding = Cases.joined([x for s in splits for x in (s.ordering, s.deciding)]).by("role")
-    others = Cases.joined([split.measuring for split in splits]).by("role")
-    measuring = others if measuring is None else measuring.by("role")
+    if measuring is None:
+        measuring = Cases.joined([split.measuring for split in splits])
+    measuring = measuring.by("role")
     n_layers = deciding.model.n_layers
     curves: dict[Place, dict[int, tuple[float, ...]]] = {"word": {}, "end": {}}
 
     def carries(place: Place, layer: int) -> bool:
         shares = _by_template(deciding, {(layer, place): None})
         curves[place][layer] = tuple(shares)
-        return GOOD[0] <= min(shares) and max(shares) <= GOOD[1]
+        return _are_good(shares)
 
     apart = any(ROLES.index("word") in roles for roles in deciding.roles)
-    # The word carries it before the first layer, and the end after the last.
-    until = last_true(partial(carries, "word"), n_layers) if apart else n_layers // 2
+    until = n_layers // 2
     since: int | None = 0
-    if apart:
-        since = n_layers - 1 - last_true(lambda i: carries("end", n_layers - 1 - i), n_layers, -1)
-        since = None if since == n_layers else since
     layers: dict[Place, int] = {"end": until}
     if apart:
+        # The word carries it before the first layer, and the end after the last.
+        until = last_true(partial(carries, "word"), n_layers)
+        since = n_layers - 1 - last_true(lambda i: carries("end", n_layers - 1 - i), n_layers, -1)
+        since = None if since == n_layers else since
         layers = {"word": until, "end": min(until + 1, n_layers - 1) if since is None else since}
-    found = {place: _snapshots(finding, layer, place) for place, layer in layers.items()}
-    directions: dict[Place, MLPDirections] = {}
-    width, through = None, dict[int, float]()
-    for count in WIDTHS:
-        directions = {place: balance(*x, count, SHRINK)[0] for place, x in found.items()}
-        passing: Passing = {(layers[place], place): x for place, x in directions.items()}
-        shares = _by_template(deciding, passing)
-        through[count] = passed(measuring, passing)
-        if GOOD[0] <= min(shares) and max(shares) <= GOOD[1]:
-            width = count
-            break
+    directions, width, through = _fewest_directions(finding, deciding, measuring, layers)
     at = passed(measuring, {(until, "word"): None})
     at_end = None if since is None else passed(measuring, {(since, "end"): None})
     return Cuts(apart, until, since, (at, at_end), curves, layers, directions, width, through)
+
+
+def _fewest_directions(
+    finding: Cases, deciding: Cases, measuring: Cases, layers: Mapping[Place, int]
+) -> tuple[dict[Place, MLPDirections], int | None, dict[int, float]]:
+    """Return `directions`, `width` and `through` of `Cuts`."""
+    found = {place: _snapshots(finding, layer, place) for place, layer in layers.items()}
+    directions: dict[Place, MLPDirections] = {}
+    through: dict[int, float] = {}
+    for count in WIDTHS:
+        directions = {place: balance(*x, count, SHRINK)[0] for place, x in found.items()}
+        passing: Passing = {(layers[place], place): x for place, x in directions.items()}
+        through[count] = passed(measuring, passing)
+        if _are_good(_by_template(deciding, passing)):
+            return directions, count, through
+    return directions, None, through
+
+
+def _are_good(shares: Sequence[float]) -> bool:
+    return GOOD[0] <= min(shares) and max(shares) <= GOOD[1]
 
 
 def last_true(holds: Callable[[int], bool], count: int, first: int = 0) -> int:

@@ -81,10 +81,7 @@ def search_circuit(
     if size is not None and size > count:
         raise BilensError(f"size={size}, expected at most {count}, the parts of the model")
     worth = torch.stack([scores(cases, everything).flatten() for cases in ordering])
-    orders = []
-    for worths in (worth.amax(0), worth.abs().amax(0)):
-        ranked = worths.masked_fill(~free, -torch.inf)
-        orders.append(ranked.argsort(descending=True, stable=True)[:count])
+    orders = [_order(worths, free) for worths in (worth.amax(0), worth.abs().amax(0))]
     tried: dict[int, tuple[float, ...]] = {}
     masks: dict[int, Tensor] = {}
 
@@ -108,13 +105,30 @@ def search_circuit(
     if size is not None:
         miss(size)
         return Found(masks[size], orders[0], True, tried)
-    largest, low, high = min(count, LARGEST), 0, 1
-    while not holds(high) and high < largest:
+    largest = min(count, LARGEST)
+    best = _first_found(holds, largest)
+    if best is None:
+        best = min((x for x in tried if x <= largest), key=miss)
+    return Found(masks[best], orders[0], miss(best) <= SLACK, tried)
+
+
+def _order(worths: Float[Tensor, " parts"], free: Bool[Tensor, " parts"]) -> Int[Tensor, " free"]:
+    """Return the numbers of parts that are free, those of largest worth first."""
+    ranked = worths.masked_fill(~free, -torch.inf)
+    return ranked.argsort(descending=True, stable=True)[: int(free.sum())]
+
+
+def _first_found(holds: Callable[[int], bool], largest: int) -> int | None:
+    """Return a size that holds while the one before it does not, or None if no size was found.
+
+    Sizes are doubled until one holds, which bisection then makes smaller.
+    """
+    low, high = 0, 1
+    while not holds(high):
+        if high >= largest:
+            return None
         low, high = high, min(2 * high, largest)
-    if holds(high):
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (low, middle) if holds(middle) else (middle, high)
-    else:
-        high = min((x for x in tried if x <= largest), key=miss)
-    return Found(masks[high], orders[0], miss(high) <= SLACK, tried)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    return high

@@ -127,24 +127,7 @@ def run_analysis(
 
     Of several processes the first one prints and writes.
     """
-    if output is not None and output.suffix not in ENDINGS:
-        raise BilensError(
-            f"--output={output}: expected PAGE.html, NUMBERS.json, TABLE.tsv or a folder"
-        )
-    names = [option.name for option in (ARRAYS, FIGURE, VIEWER, GRAPH, DIRECTIONS)]
-    targets = [(name, path) for name in names for path in settings.get(name, ())]
-    for name, path in targets:
-        endings = EXPORT_ENDINGS.get(name, (path.suffix,))
-        if path.suffix not in endings:
-            expected = f"a name that ends in {' or '.join(endings)}"
-            raise BilensError(f"--{name.replace('_', '-')}={path}: expected {expected}")
-    width = settings.get("width")
-    if width is not None and not settings["figure"]:
-        raise BilensError(
-            f"--width={width} is that of a figure; add --figure NAME.pdf, or leave it out"
-        )
-    if output is not None and output.suffix == ".html":
-        check_own(output.with_suffix(".json"), output)
+    targets = _targets(output, settings)
 
     from bilens.inputs import check_data, loader
     from bilens.models import load
@@ -175,11 +158,34 @@ def run_analysis(
         labels = {
             "model": model_name,
             "name": output.stem if output else model_name,
-            "width": width,
+            "width": settings.get("width"),
         }
         getattr(exporters, f"write_{name}")(reading, path, **labels)
         out.print(f"written: {path}")
     return reading.record()
+
+
+def _targets(output: Path | None, settings: Mapping[str, Any]) -> list[tuple[str, Path]]:
+    """Return the further files to write, with the name of their option; raise for bad names."""
+    if output is not None and output.suffix not in ENDINGS:
+        raise BilensError(
+            f"--output={output}: expected PAGE.html, NUMBERS.json, TABLE.tsv or a folder"
+        )
+    names = [option.name for option in (ARRAYS, FIGURE, VIEWER, GRAPH, DIRECTIONS)]
+    targets = [(name, path) for name in names for path in settings.get(name, ())]
+    for name, path in targets:
+        endings = EXPORT_ENDINGS.get(name, (path.suffix,))
+        if path.suffix not in endings:
+            expected = f"a name that ends in {' or '.join(endings)}"
+            raise BilensError(f"--{name.replace('_', '-')}={path}: expected {expected}")
+    width = settings.get("width")
+    if width is not None and not settings["figure"]:
+        raise BilensError(
+            f"--width={width} is that of a figure; add --figure NAME.pdf, or leave it out"
+        )
+    if output is not None and output.suffix == ".html":
+        check_own(output.with_suffix(".json"), output)
+    return targets
 
 
 def command_line(entry: Analysis, model: str, settings: Mapping[str, Any]) -> str:

@@ -262,10 +262,12 @@ def doctor() -> dict[str, Any]:
         optional["triton"] = f"{problem}; the chunked kernel is used"
     data = os.environ.get("BILENS_DATA")
     needed = ("torch", "transformers", "datasets", "tokenizers", "accelerate", "matplotlib", "tyro")
-    cards = {}
+    devices = {"cpu": f"{torch.get_num_threads()} threads of torch, {os.cpu_count()} cores"}
     for number in range(torch.cuda.device_count()):
         card = torch.cuda.get_device_properties(number)
-        cards[f"cuda:{number}"] = f"{card.name}, {card.total_memory / 2**30:.0f} GiB"
+        devices[f"cuda:{number}"] = f"{card.name}, {card.total_memory / 2**30:.0f} GiB"
+    if torch.backends.mps.is_available():
+        devices["mps"] = "Apple"
     checks: dict[str, Any] = {
         "versions": {
             "bilens": __version__,
@@ -273,11 +275,7 @@ def doctor() -> dict[str, Any]:
             "system": platform.platform(),
             **{name: _version(name) for name in needed},
         },
-        "devices": {
-            "cpu": f"{torch.get_num_threads()} threads of torch, {os.cpu_count()} cores",
-            **cards,
-            **({"mps": "Apple"} if torch.backends.mps.is_available() else {}),
-        },
+        "devices": devices,
         "places": {
             "BILENS_DATA": data if data is None or Path(data).is_dir() else f"{data} (missing)",
             "models and data of the hub": constants.HF_HUB_CACHE,
@@ -287,18 +285,18 @@ def doctor() -> dict[str, Any]:
         "optional": optional,
     }
     for title, rows in checks.items():
-        cells = {name: str(value or "missing") for name, value in rows.items()}
-        if title == "optional":
-            adds = [(name, cell, OPTIONAL[name][1]) for name, cell in cells.items()]
-            show_table(("", "", "adds"), adds, title, words=3)
-        else:
-            show_table(("", ""), cells.items(), title, words=2)
-    _show_remedy([name for name, value in optional.items() if value is None])
+        _show_check(title, {name: str(value or "missing") for name, value in rows.items()})
     return checks
 
 
-def _show_remedy(missing: list[str]) -> None:
-    """Print the commands that install optional packages."""
+def _show_check(title: str, cells: dict[str, str]) -> None:
+    """Print what was found, and below optional packages the commands that install the missing."""
+    if title != "optional":
+        show_table(("", ""), cells.items(), title, words=2)
+        return
+    adds = [(name, cell, OPTIONAL[name][1]) for name, cell in cells.items()]
+    show_table(("", "", "adds"), adds, title, words=3)
+    missing = [name for name, cell in cells.items() if cell == "missing"]
     extras = dict.fromkeys(OPTIONAL[name][0] for name in missing)
     others = [name for name in missing if not OPTIONAL[name][0]]
     lines = [f"pip install -e '.[{','.join(filter(None, extras))}]'"] * any(extras)

@@ -112,9 +112,7 @@ def process(
     check_weights(model)
     before = log_probabilities(model)
     if not in_place:
-        # Another model with parameters of its own, whose values are not copied.
-        shared = {id(p): nn.Parameter(p.data, p.requires_grad) for p in model.parameters()}
-        model = copy.deepcopy(model, shared)
+        model = _sharing_copy(model)
         modules = find_modules(model)
     # Steps inside of attention leave both tables alone, so they may stay one matrix.
     outer = {"fold_norms", "center_writing_weights", "center_unembed"}
@@ -130,6 +128,12 @@ def process(
     remedy = "it has been changed: open it again" if in_place else "it is as it was"
     change = check_unchanged(model, before, "Processing", remedy)
     return model, Processing(folded, reasons, untied, added, change)
+
+
+def _sharing_copy(model: PreTrainedModel) -> PreTrainedModel:
+    """Return another model with parameters of its own, whose values are not copied."""
+    shared = {id(p): nn.Parameter(p.data, p.requires_grad) for p in model.parameters()}
+    return copy.deepcopy(model, shared)
 
 
 def _selected(

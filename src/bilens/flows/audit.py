@@ -81,21 +81,9 @@ def check_pass(model: ResidualModel, adjoints: Adjoints, runs: TextPair) -> None
     if places in _compared and runs.at is None:
         return
     of_parts = [cut.value.detach() for graph in adjoints.graphs for cut in graph.cuts]
-    own: list[Tensor] = []
-
-    def note_heads(_: nn.Module, args: tuple[Any, ...], __: dict[str, Any]) -> None:
-        own.append(args[0].unflatten(-1, (places.n_heads, -1)))
-
-    def note_mlp(_: nn.Module, __: Any, ___: Any, output: Any) -> None:
-        own.append(first_output(output)[..., None, :])
-
-    before = [(layer.heads, note_heads) for layer in places.layers if layer.heads is not None]
-    after = [(layer.mlp, note_mlp) for layer in places.layers if layer.mlp is not None]
     for row, under_rules in enumerate(adjoints.logits):
-        own.clear()
-        text = slice(row, row + 1)
-        noted = hooked(before, after)
-        with torch.no_grad(), runs.given(model, text), noted, places.context():
+        own, text = list[Tensor](), slice(row, row + 1)
+        with torch.no_grad(), runs.given(model, text), _noting(places, own), places.context():
             (alone,) = runs.alone(model, row)
         if not alone.isfinite().all():
             continue  # a check of logits names the overflow
@@ -105,6 +93,20 @@ def check_pass(model: ResidualModel, adjoints: Adjoints, runs: TextPair) -> None
             raise _differing(model, runs, row)
     if places.modules is not None and runs.at is None:
         _compared.add(places)
+
+
+def _noting(places: Places, parts: list[Tensor]) -> AbstractContextManager[None]:
+    """Let what each head and MLP gives be noted in the order of a pass."""
+
+    def note_heads(_: nn.Module, args: tuple[Any, ...], __: dict[str, Any]) -> None:
+        parts.append(args[0].unflatten(-1, (places.n_heads, -1)))
+
+    def note_mlp(_: nn.Module, __: Any, ___: Any, output: Any) -> None:
+        parts.append(first_output(output)[..., None, :])
+
+    before = [(layer.heads, note_heads) for layer in places.layers if layer.heads is not None]
+    after = [(layer.mlp, note_mlp) for layer in places.layers if layer.mlp is not None]
+    return hooked(before, after)
 
 
 def _is_same_part(own: Float[Tensor, "*time heads d_head"], under_rules: Tensor) -> bool:
@@ -254,36 +256,40 @@ class _Audit(_Outermost):
     def outermost(self, func: Any, types: Any, args: Sequence[Any], kwargs: Any) -> Any:
         """Return the result of an operation of the model's own code."""
         name, inputs = getattr(func, "__name__", str(func)), list[Tensor]()
-
-        def own(value: Any) -> Any:
-            if is_live(value) and hasattr(value, "in_pass"):
-                inputs.append(alias := value.view_as(value))
-                alias.in_pass = True
-                return alias
-            if type(value) in (list, tuple):
-                return type(value)(own(x) for x in value)
-            return value
-
-        changes = name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
+        in_place = name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
+        in_place = in_place and isinstance(args[0], Tensor)
         n_leaves = len(self.leaves)
-        given = [own(x) for x in args]
-        if changes and isinstance(args[0], Tensor):
-            place = given[0] = given[0].clone()
-            if is_live(place):
-                place.in_pass = True
+        given = [_read_once(x, inputs) for x in args]
+        if in_place:
+            given[0] = _marked(given[0].clone())
         result = Rules.__torch_function__(self, func, types, given, kwargs)
-        outputs = [x for x in tensors_in((result,)) if is_live(x)]
-        if changes and isinstance(args[0], Tensor):
-            outputs = [place] if is_live(place) else []
-            args[0].copy_(place)
-            if is_live(args[0]):
-                args[0].in_pass = True  # type: ignore[attr-defined]
+        outputs = [x for x in tensors_in((given[0] if in_place else result,)) if is_live(x)]
+        if in_place:
+            args[0].copy_(given[0])
+            _marked(args[0])
             result = None if name == "__setitem__" else args[0]
         inputs += [leaf.value for leaf in self.leaves[n_leaves:]]
         if inputs or outputs:
             values = [x.detach().clone() for x in (*inputs, *outputs)]
             self.calls.append(_Operation(name, called_by(), inputs, outputs, values))
         return result
+
+
+def _read_once(value: Any, inputs: list[Tensor]) -> Any:
+    """Return an argument whose activations one operation alone reads, and note these."""
+    if is_live(value) and hasattr(value, "in_pass"):
+        inputs.append(alias := _marked(value.view_as(value)))
+        return alias
+    if type(value) in (list, tuple):
+        return type(value)(_read_once(x, inputs) for x in value)
+    return value
+
+
+def _marked(x: Any) -> Any:
+    """Return a tensor that is marked as one of the pass if it is an activation."""
+    if is_live(x):
+        x.in_pass = True
+    return x
 
 
 def check_rules(model: ResidualModel, runs: TextPair) -> None:

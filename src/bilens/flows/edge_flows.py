@@ -1,7 +1,7 @@
 """Edges of a flow: how much goes from one node to another, through no other part."""
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -34,12 +34,11 @@ class Edges:
         # Adjoints of the number that each node has already met: at streams and embeddings.
         self.reading: dict[int, Sums] = {}
         self.changes: dict[int, Tensor] = {}  # of the outputs of nodes
-        self.in_layer: dict[int | None, list[int]] = defaultdict(list)
+        # Numbers of nodes by their layer and kind.
+        self.shown: dict[int | None, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
         for number, node in enumerate(nodes):
-            self.in_layer[node.layer].append(number)
-        self.tokens = {
-            self.nodes[i].position: i for i in self.in_layer[None] if nodes[i].kind == "token"
-        }
+            self.shown[node.layer][node.kind].append(number)
+        self.tokens = {nodes[i].position: i for i in self.shown[None]["token"]}
 
     def all(self) -> Tensor:
         """Return all edges."""
@@ -51,48 +50,54 @@ class Edges:
                     adjoints.last.leaf, adjoints.of_question(self.row, adjoints.of_last)
                 )
         for layer, of_layer in adjoints.layers():
-            self._layer(layer, of_layer, self.in_layer[layer])
+            self._layer(layer, of_layer, self.shown[layer])
         self._embeddings()
         return self.edges
 
-    def _layer(self, number: int, graph: LayerGraph, numbers: Sequence[int]) -> None:
+    def _layer(self, number: int, graph: LayerGraph, shown: Mapping[str, list[int]]) -> None:
         adjoints = self.adjoints
         earlier = adjoints.earlier(number)
-        shown: dict[str, list[int]] = defaultdict(list)
-        for i in numbers:
-            shown[self.nodes[i].kind].append(i)
-        read_by = (*shown["mlp"], *shown["expert"], *shown["head"])
-        outputs = {i: self.at(self.nodes[i], graph, adjoints) for i in read_by}
-        for i, (value, _) in outputs.items():
-            self.changes[i] = adjoints.change(value)[self.row]
-        cuts = [(graph.heads, shown["head"]), (graph.mlp, [*shown["mlp"], *shown["expert"]])]
-        parts = [(cut.leaf, members) for cut, members in cuts if cut and members]
+        mlps = [*shown["mlp"], *shown["expert"]]
+        outputs = self._outputs(graph, [*mlps, *shown["head"]])
+        parts = _parts(graph, shown["head"], mlps)
         starts = graph.leaves if shown["choice"] or adjoints.lacked else []
-        inputs = [*earlier, *(leaf for leaf, _ in parts), *(leaf.value for leaf in starts)]
+        places = [*(leaf for leaf, _ in parts), *(leaf.value for leaf in starts)]
+
+        def note(reader: int, found: Sequence[Tensor | None]) -> None:
+            """Note the edges to parts and choices, given the adjoints at their places."""
+            for (_, members), of_part in zip(parts, found, strict=False):
+                self._to_parts(reader, members, of_part, graph)
+            for leaf, of_start in zip(starts, found[len(parts) :], strict=True):
+                self._to_choice(reader, shown["choice"], leaf, of_start)
 
         def read(reader: int, value: Tensor, w: Tensor) -> None:
             """Pull an adjoint back to what was there before, and note the edges."""
-            found = gradients(value, inputs, w)
+            found = gradients(value, [*earlier, *places], w)
             self.reading[reader].add_all(earlier, found)
-            for (_, members), of_part in zip(parts, found[len(earlier) :], strict=False):
-                self._to_parts(reader, members, of_part, graph)
-            for leaf, of_start in zip(starts, found[len(earlier) + len(parts) :], strict=True):
-                self._to_choice(reader, shown["choice"], leaf, of_start)
+            note(reader, found[len(earlier) :])
 
         for reader, sums in self.reading.items():
             # What a later layer has read of this one beside the stream.
-            for leaf, members in parts:
-                self._to_parts(reader, members, sums.pop(leaf), graph)
-            for start in starts:
-                self._to_choice(reader, shown["choice"], start, sums.pop(start.value))
+            note(reader, [sums.pop(x) for x in places])
             w = adjoints.arriving(number, sums)
-            if w is not None and graph.passes and len(inputs) == len(earlier):
+            if w is None:
+                continue
+            if graph.passes and not places:
                 sums.add(graph.stream.leaf, w)
-            elif w is not None:
+            else:
                 read(reader, graph.after, w)
         for reader, (value, w) in outputs.items():
             self.reading[reader] = Sums()
             read(reader, value, w)
+
+    def _outputs(
+        self, graph: LayerGraph, numbers: Sequence[int]
+    ) -> dict[int, tuple[Tensor, Tensor]]:
+        """Return the outputs of nodes with their adjoints, and keep the outputs' changes."""
+        outputs = {i: self.at(self.nodes[i], graph, self.adjoints) for i in numbers}
+        for i, (value, _) in outputs.items():
+            self.changes[i] = self.adjoints.change(value)[self.row]
+        return outputs
 
     def _to_parts(
         self, reader: int, numbers: Sequence[int], w: Tensor | None, graph: LayerGraph
@@ -131,3 +136,9 @@ class Edges:
             for position, through in enumerate(flows.tolist()):
                 if position in nodes:
                     self.edges[reader, nodes[position]] += through
+
+
+def _parts(graph: LayerGraph, heads: list[int], mlps: list[int]) -> list[tuple[Tensor, list[int]]]:
+    """Return where heads and MLPs go on in the graph of a layer, each with its nodes, if any."""
+    cuts = [(graph.heads, heads), (graph.mlp, mlps)]
+    return [(cut.leaf, numbers) for cut, numbers in cuts if cut and numbers]

@@ -315,25 +315,23 @@ class SwitchedRules(Rules):
     def _bilinear(
         self, name: str, func: Any, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> Tensor:
-        numbers = [i for i, x in enumerate(args) if self.pair(x)]
-        if len(numbers) != 1:
+        pairs = {i: pair for i, x in enumerate(args) if (pair := self.pair(x))}
+        if len(pairs) != 1:
             raise UnknownOperationError(f"{name} of more than one weight that differs")
-        (at,) = numbers
-        pair = self.pair(args[at])
-        assert pair is not None
+        ((at, pair),) = pairs.items()
         if name in ("matmul", "mm") and at == 1 and pair.base.dim() == 2 and args[0].dim() > 1:
             factors = None if pair.factors is None else (pair.factors[1].mT, pair.factors[0].mT)
             turned = WeightPair(pair.name, pair.tuned.mT, pair.base.mT, factors)
             return self._mapped(args[0], turned)
         # A bias is in the first term alone, where it may differ too.
-        bias = args[2] if name.startswith("conv") and len(args) > 2 else kwargs.get("bias")
-        plain = [None if i == 2 and name.startswith("conv") else x for i, x in enumerate(args)]
-        others = {key: x for key, x in kwargs.items() if key != "bias"}
+        plain, bias = list(args), kwargs.pop("bias", None)
+        if name.startswith("conv") and len(args) > 2:
+            plain[2], bias = None, args[2]
         both = []
         for weight in (pair.base.clone(), pair.tuned - pair.base):
             plain[at] = weight
             with self:
-                both.append(func(*plain, **others))
+                both.append(func(*plain, **kwargs))
         y = both[0] + self._switched(pair.name, both[1], 2)
         mark(y)
         if bias is None:

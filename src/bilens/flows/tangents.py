@@ -240,9 +240,25 @@ def _hooks(
         y = starting("mlp", first_output(output))
         return (y, *output[1:]) if isinstance(output, tuple) else y
 
+    # Experts take the tokens of all texts as one list.
+    mixes = place.mlp if place.experts is not None else None
+    modules = [x for x in dict.fromkeys(place.by_position) if x is not mixes]
+    before, after = _skipping(modules, rows, starts)
+    if place.heads is not None:
+        before = [(place.heads, start_heads), *before]
+    if place.mlp is not None:
+        after = [*after, (place.mlp, start_mlp)]
+    return before, after
+
+
+def _skipping(
+    modules: Sequence[nn.Module], rows: Rows, starts: Sequence[Start]
+) -> tuple[list[Hook], list[Hook]]:
+    """Return hooks by which modules leave out the positions before those where tangents start."""
     at = [(i, p) for i, start in enumerate(starts) for p in range(start.position, rows.time)]
+    if len(at) == rows.count * rows.time:
+        return [], []
     numbers, places = torch.tensor(at, device=starts[0].change.device).T
-    skips = len(at) < rows.count * rows.time
 
     @_aside
     def cut(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -262,15 +278,7 @@ def _hooks(
         tangents = tangents.index_put((numbers, places), y[0, 2 * rows.time :])
         return torch.cat([y[0, : 2 * rows.time].unflatten(0, (2, rows.time)), tangents])
 
-    # Experts take the tokens of all texts as one list.
-    mixes = place.mlp if place.experts is not None else None
-    modules = [x for x in dict.fromkeys(place.by_position) if skips and x is not mixes]
-    before: list[Hook] = [] if place.heads is None else [(place.heads, start_heads)]
-    after: list[Hook] = [] if place.mlp is None else [(place.mlp, start_mlp)]
-    return (
-        [*before, *((module, cut) for module in modules)],
-        [*((module, join) for module in modules), *after],
-    )
+    return [(module, cut) for module in modules], [(module, join) for module in modules]
 
 
 def _spread(value: Any, count: int) -> Any:

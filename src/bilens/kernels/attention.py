@@ -3,6 +3,7 @@
 import math
 import os
 import warnings
+from collections.abc import Iterable
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -134,14 +135,8 @@ def resume_attention(  # noqa: PLR0913
         functional.pad(v, (0, more_values)),
         symmetric=q2 is None,
     )
-    if state is None:
-        state = empty
-    elif not isinstance(state, Tensor) or (state.shape, state.dtype, state.device) != (
-        empty.shape,
-        empty.dtype,
-        empty.device,
-    ):
-        _explain_state(state, empty)
+    state = empty if state is None else state
+    _check_state(state, empty)
     inputs, seen = _without_padding(inputs, constant, seen)
     q1, k1, v, q2, k2 = inputs
     kernel = "recurrent" if q1.shape[2] == 1 else _linear(inputs)
@@ -151,12 +146,8 @@ def resume_attention(  # noqa: PLR0913
         return y, state if last is None else last
     tensors = q1, k1, v, constant, seen, state
     # Gradients by a state are those of plain attention; a text that is resumed is seldom learned.
-    learned = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
-    if (
-        kernel == GPU
-        and triton_problem() is None
-        and not (learned or torch.compiler.is_compiling())
-    ):
+    by_equations = _is_learned(tensors) or torch.compiler.is_compiling()
+    if kernel == GPU and triton_problem() is None and not by_equations:
         return normalisation.resume_inside_kernels(*tensors, scale, normalised=normalised)
 
     def attend(inputs: Inputs, scale: float) -> tuple[Tensor, Tensor | None]:
@@ -168,6 +159,10 @@ def resume_attention(  # noqa: PLR0913
         attend, inputs, scale, constant, seen, normalised=normalised
     )
     return y, state if last is None else last
+
+
+def _is_learned(tensors: Iterable[Tensor | None]) -> bool:
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
 
 
 def _attend(
@@ -329,9 +324,12 @@ def _are_valid(inputs: Inputs) -> bool:
     for x in (q1, k1) if q2 is None else (q1, k1, q2, k2):
         if not isinstance(x, Tensor) or x.dtype != dtype or x.device != device:
             return False
-    queries, keys, values = q1.shape, k1.shape, v.shape
-    if q2 is not None and k2 is not None and (q2.shape != queries or k2.shape != keys):
+    if q2 is not None and k2 is not None and (q2.shape != q1.shape or k2.shape != k1.shape):
         return False
+    return _have_one_size(q1.shape, k1.shape, v.shape)
+
+
+def _have_one_size(queries: torch.Size, keys: torch.Size, values: torch.Size) -> bool:
     if not len(queries) == len(keys) == len(values) == 4 or 0 in queries or 0 in values:
         return False
     batch, heads, time, width = queries
@@ -373,7 +371,7 @@ def _explain(
     raise BilensError(f"q1 has {heads} heads, not a multiple of the {kv_heads} heads of k1")
 
 
-def _explain_state(state: Tensor, empty: Tensor) -> None:
+def _check_state(state: Tensor, empty: Tensor) -> None:
     for name in ("shape", "dtype", "device"):
         value, expected = (getattr(x, name, type(x)) for x in (state, empty))
         if value != expected:

@@ -199,10 +199,7 @@ def _in_chunks(
     Arguments are those of `attend`; `carried` is what other chunks add to both before the scale, in
     float32, and is overwritten.
     """
-    q1, k1, v, q2, k2 = (None if x is None else _readable(x) for x in inputs)
-    assert q1 is not None
-    assert k1 is not None
-    assert v is not None
+    q1, k1, v, q2, k2 = _readable_inputs(inputs)
     if carried is None:
         y = v.new_empty(*q1.shape[:3], v.shape[-1])
         sums = v.new_empty(q1.shape[:3], dtype=torch.float32) if normalised else None
@@ -234,10 +231,7 @@ def _gradients_in_chunks(
     Arguments are those of `gradients`; `carried` is what other chunks add to the results, in
     float32, of the constant for each row, and is overwritten.
     """
-    q1, k1, v, q2, k2 = (None if x is None else _readable(x) for x in inputs)
-    assert q1 is not None
-    assert k1 is not None
-    assert v is not None
+    q1, k1, v, q2, k2 = _readable_inputs(inputs)
     dy, dsums = _readable(dy), None if dsums is None else dsums.contiguous()
     if carried is None:
         made = [None if x is None else x.new_empty(x.shape) for x in (q1, k1, v, q2, k2)]
@@ -286,6 +280,12 @@ def _readable(x: Tensor) -> Tensor:
     if INTERPRETED:
         x = x.float()
     return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _readable_inputs(inputs: Inputs) -> Inputs:
+    q1, k1, v, q2, k2 = inputs
+    q2, k2 = (None if x is None else _readable(x) for x in (q2, k2))
+    return _readable(q1), _readable(k1), _readable(v), q2, k2
 
 
 class _States(NamedTuple):

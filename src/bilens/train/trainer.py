@@ -387,10 +387,9 @@ def run_trainer(
 
         directory, checkpoint = from_main_process(begin)
         if directory.finished:
-            saved = (
+            model.load_state_dict(
                 open_model(run).state_dict() if is_transformer else load_file(run / WEIGHTS_NAME)
             )
-            model.load_state_dict(saved)
             return read_metrics(run)
         interrupt = stack.enter_context(interrupt_between_steps())
         bar = stack.enter_context(progress_bar(name))
@@ -407,11 +406,7 @@ def run_trainer(
             callbacks=[*callbacks, watch],
             **{"data_collator": collate, "eval_dataset": corpus.validation} | options,
         )
-        if trainer.is_fsdp_enabled and not trainer.accelerator.is_fsdp2:
-            raise BilensError(
-                "accelerate shards by FSDP version 1, expected version 2: version 1 flattens the "
-                "weights; set fsdp_version: 2 in its configuration, or use torchrun"
-            )
+        _check_sharding(trainer)
         with _others_are_needed(run):
             trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
         if not watch.reached and trainer.state.global_step < arguments.max_steps:
@@ -430,6 +425,14 @@ def run_trainer(
             directory.finish()
         trainer.accelerator.wait_for_everyone()
     return trainer.state.log_history
+
+
+def _check_sharding(trainer: Trainer) -> None:
+    if trainer.is_fsdp_enabled and not trainer.accelerator.is_fsdp2:
+        raise BilensError(
+            "accelerate shards by FSDP version 1, expected version 2: version 1 flattens the "
+            "weights; set fsdp_version: 2 in its configuration, or use torchrun"
+        )
 
 
 @contextmanager
