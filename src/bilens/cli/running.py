@@ -346,7 +346,7 @@ def demo(*, output: Path | None = None) -> dict[str, Any]:
     from bilens.train.run_directory import is_begun
 
     # As the commands do it, so that the demo shows what users will type.
-    def read(name: str, model: str, page: Path, **asked: Any) -> dict[str, Any]:
+    def read(name: str, model: str, page: Path, **asked: Any) -> dict[str, Any] | None:
         return run_analysis(find_analysis(name), model, output=page, **asked)
 
     deep, grammar = output / "deep", output / "grammar"
