@@ -137,7 +137,7 @@ class Cases:
                 values[:, numbers] = self.rises(group, masks).cpu().double()
             return values
 
-        values = self.total(own)
+        values = summed(self, own)
         check_finite(number=values)
         return values
 
@@ -158,7 +158,7 @@ class Cases:
                     found[number] = rises, case.score.is_answer(of_masks[0])
             return found
 
-        found = {n: x for of_process in self.in_all(own) for n, x in of_process.items()}
+        found = {n: x for of_process in in_all(self, own) for n, x in of_process.items()}
         rises, answered = zip(*(found[n] for n in range(len(self))), strict=True)
         values = torch.stack(rises, 1)
         check_finite(number=values)
@@ -195,7 +195,7 @@ class Cases:
                     total += slope.cpu().double()
             return total
 
-        total = self.total(own)
+        total = summed(self, own)
         check_finite(gradient=total)
         return total / self.changes.sum()
 
@@ -234,15 +234,6 @@ class Cases:
     def roles(self) -> list[tuple[int, ...]]:
         """The numbers of the roles of each question's positions; -1 before its texts differ."""
         return [_roles(case) for case in self.cases]
-
-    def in_all(self, own: Callable[[], Result]) -> list[Result]:
-        """Return what each process computes of its own groups, or this one where all are."""
-        divided = self.cases[0].process is not None
-        return in_all_processes("this circuit", own, divided=divided)
-
-    def total(self, own: Callable[[], Tensor]) -> Tensor:
-        """Return the sum of what processes compute of their own groups."""
-        return torch.stack(self.in_all(own)).sum(0)
 
     @cached_property
     def groups(self) -> list[list[int]]:
@@ -283,6 +274,16 @@ class Cases:
             masks = torch.cat([masks, nowhere], 2)[:, :, list(self.roles[self.groups[group][0]])]
         sets = [mixture(second, mask) for mask in masks]
         return first.changed(sets, kept=first_change((first, second)))
+
+
+def in_all(cases: Cases, own: Callable[[], Result]) -> list[Result]:
+    """Return what each process computes of its own groups, or this one where all are."""
+    return in_all_processes("this circuit", own, divided=cases.cases[0].process is not None)
+
+
+def summed(cases: Cases, own: Callable[[], Tensor]) -> Tensor:
+    """Return the sum of what processes compute of their own groups."""
+    return torch.stack(in_all(cases, own)).sum(0)
 
 
 def _roles(case: Case) -> tuple[int, ...]:

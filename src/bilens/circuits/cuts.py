@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from bilens.circuits.cases import ROLES, Cases
+from bilens.circuits.cases import ROLES, Cases, in_all, summed
 from bilens.circuits.directions import MLPDirections
 from bilens.circuits.measures import Split
 from bilens.circuits.recurring import balance
@@ -153,7 +153,7 @@ def _values(cases: Cases, passing: Passing) -> Float[Tensor, " cases"]:
             values[numbers] = _rises(cases, numbers, streams).cpu().double()
         return values
 
-    return cases.total(own)
+    return summed(cases, own)
 
 
 def _rises(
@@ -197,7 +197,7 @@ def _snapshots(
 
     Gradients are at two points between the streams of both texts. Both are scaled to a change of 1.
     """
-    found = cases.in_all(partial(_own_snapshots, cases, layer, place))
+    found = in_all(cases, partial(_own_snapshots, cases, layer, place))
     changes, gradients = zip(*chain.from_iterable(found), strict=True)
     return torch.cat(changes), torch.cat(gradients)
 

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from bilens.circuits.cases import Cases
+from bilens.circuits.cases import Cases, summed
 from bilens.circuits.patching import exchanged_each, parts_in
 from bilens.circuits.search import KEEP, Found, Scores, search_circuit
 from bilens.flows.interval import Interval
@@ -201,7 +201,7 @@ def part_effects(shown: Cases, mask: Bool[Tensor, " *shape"]) -> tuple[PartEffec
             gained += case.rise(denoised).cpu().double()
         return both
 
-    lost, gained = shown.total(own)
+    lost, gained = summed(shown, own)
     total = float(shown.changes.sum())
     effects = []
     for part, loss, gain in zip(parts, lost.tolist(), gained.tolist(), strict=True):
