@@ -21,7 +21,8 @@ import bilens
 from benchmarks.clock import spent
 from benchmarks.flow_time import opened
 from bilens.circuits import Cases, circuit, patch, task_directions
-from bilens.flows import Question, flow, read_lens, read_pairs
+from bilens.flows import Question, answer_flows, flow, read_lens, read_pairs
+from bilens.flows.answers import WRITTEN
 from bilens.transformer import ResidualModel, counting_operations
 
 TASK, TOKENS, NODES = "agreement", 32, 20
@@ -62,6 +63,10 @@ def readings(model: ResidualModel, pairs: list[Question]) -> dict[str, tuple[Any
         "flow": (partial(flow, *given, labels=0, **options), first),
         f"flow, {NODES} nodes labelled": (partial(flow, *given, **options), first),
         f"flow, {NODES} nodes removed": (partial(flow, *given, ablate=NODES, **options), first),
+        f"flow, each of {WRITTEN} tokens of an answer": (
+            partial(answer_flows, *given[:2], against=asked.against),
+            first,
+        ),
         "lens": (partial(read_lens, model, asked.text, asked.against), first),
         "diff": (partial(bilens.diff, model, tuned, *given[1:], minus=asked.minus), first),
         "patch of all heads and MLPs": (partial(patch, *given, **options), first),

@@ -210,6 +210,7 @@ class World:
             "flow": {**both, "ablate": 2, "position": 4},
             "lens": {"flow": one_flow, "node": one_flow.nodes[0]},
             "read_lens": {"model": view, "text": ids, "against": ids.flip(0), "layers": 2},
+            "answer_flows": {"model": view, "text": ids, "answer": ids[:2], "against": ids.flip(0)},
             "diff": {
                 "base": view,
                 "tuned": self.edited(),

@@ -95,6 +95,7 @@ def questions(model: ResidualModel, name: str) -> list[Question]:
 ASKED = {
     "flow": lambda m, name: flows.flow(m, *both(m, name)[0], **both(m, name)[1]),
     "read_lens": lambda m, name: flows.read_lens(m, texts_of(name)[0], layers=2),
+    "answer_flows": lambda m, name: flows.answer_flows(m, texts_of(name)[0], generate=3),
     "diff": lambda m, name: flows.diff(m, *diff_of(name)),
     "adjoints_of": lambda m, name: flows.adjoints_of(m, questions(m, name)[:1]),
     "answered": lambda m, name: flows.answered(m, questions(m, name)),
@@ -140,6 +141,7 @@ OF_TEXTS = {"contribution", "corpus_for", "read_direction", "top_contexts", "dif
 COMMANDS_OF_TEXTS = {
     "flow": "--prompt TEXT --against OTHER --token TOKEN --minus MINUS --output {}/flow.html",
     "flow of one text": "--prompt TEXT --save-graph {}/graph.json",
+    "flow of an answer": "--prompt TEXT --generate 3 --output {}/answer.html",
     "circuit": "--prompt TEXT --against OTHER --token TOKEN --minus MINUS --output {}/circuit.html",
     "lens": "--prompt TEXT --against OTHER --layers 2 --output {}/lens.html",
     "task-directions": "--questions FILE --k 2 --output {}/directions.html",

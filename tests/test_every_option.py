@@ -42,6 +42,7 @@ IMAGES = "data=fashion-mnist data_dir=nowhere"
 TEXTS = "data=others.txt data_dir=nowhere"
 OF_CONTEXTS = f"token=t4 layer=1 minus=t5 eigenvectors=2 k=2 {TEXTS}"
 OF_FLOW = "prompt='t3 t4 t7' token=t7 minus=t8 target=probability"
+OF_FLOW += " answer='t8 t9' generate=2"
 OF_FLOW += f" chat shown=3 ablate=2 against='t3 t8 t5' mean replace=t4=t8 {TEXTS}"
 OF_CIRCUIT = "prompt='t3 t4 t7' token=t7 minus=t9 against='t3 t9 t5' questions=others.tsv"
 OF_CIRCUIT += " chat keep=0.3 size=2 heads level=parts controls"
@@ -61,6 +62,8 @@ OTHERS = {
     "composition model": "",
     "generate model --tokens 5 --prompt t3": "prompt=t4 chat tokens=4 temperature=0 seed=1",
     "flow model --prompt 't3 t4 t5' --token t6": OF_FLOW.replace("mlp.0@2", "head.0.1@2"),
+    "flow model --prompt 't3 t4 t5' --answer 't6 t8'": OF_FLOW,
+    "flow model --prompt 't3 t4 t5' --generate 3": OF_FLOW,
     OF_PRODUCTS: OF_FLOW,
     f"{OF_PRODUCTS} --against 't3 t9 t5'": OF_FLOW,
     f"{OF_PRODUCTS} --replace t4=t9": OF_FLOW,

@@ -29,6 +29,8 @@ def flow(
     target: Target = "logit",
     shown: Count = 200,
     ablate: Annotated[int, Between(0)] = 20,
+    answer: str = "",
+    generate: Annotated[int, Between(0)] = 0,
 ) -> Reading:
     """Split the change of a logit between two texts exactly over the parts of a model.
 
@@ -55,8 +57,12 @@ def flow(
         shown: Number of the strongest nodes that pages and JSON have.
         ablate: Measure this many of the strongest nodes: the change of each is exchanged in the
             running model, in both directions.
+        answer: A text that follows; each of its tokens, by its log-probability, is split over the
+            tokens before it.
+        generate: Let the model write the answer: this many tokens at most, the likeliest each time.
     """
     from bilens.data.corpus import first_texts
+    from bilens.flows.answers import answer_flows
     from bilens.flows.question import Question, likely_answer, second_run
     from bilens.flows.reading import answer_question
 
@@ -66,13 +72,23 @@ def flow(
     second, other = second_run(
         model, prompt, against=against, mean=mean, replace=replace, texts=texts
     )
-    answer, others = token_list(token), token_list(minus)
-    if not answer:
+    if answer or generate:
+        unused = {"token": token, "minus": minus, "generate": generate if answer else 0}
+        unused |= {"shown": shown - 200, "ablate": ablate - 20}
+        for name in filter(unused.get, unused):
+            beside = "answer" if answer else "generate"
+            raise BilensError(f"{name} has no effect beside {beside}; leave one of them out")
+        each = target if target != "logit" else "log-probability"
+        return answer_flows(
+            model, prompt, answer or None, against=second, generate=generate or 1, target=each
+        )
+    names, others = token_list(token), token_list(minus)
+    if not names:
         likely = likely_answer(model, prompt, second)
-        answer, others = (likely.token,), others or tuple(likely.minus)
+        names, others = (likely.token,), others or tuple(likely.minus)
     return answer_question(
         model,
-        Question(prompt, answer, others, second, target=target),
+        Question(prompt, names, others, second, target=target),
         other,
         shown=shown,
         ablate=ablate,

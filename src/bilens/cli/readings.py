@@ -183,6 +183,10 @@ def _targets(output: Path | None, settings: Mapping[str, Any]) -> list[tuple[str
         raise BilensError(
             f"--width={width} is that of a figure; add --figure NAME.pdf, or leave it out"
         )
+    if settings.get("answer") or settings.get("generate"):
+        for name in filter(settings.get, ("viewer", "save_graph", "width")):
+            of_one = f"--{name.replace('_', '-')} is of the graph of a single flow"
+            raise BilensError(f"{of_one}; leave it out beside --answer and --generate")
     if output is not None and output.suffix == ".html":
         check_own(output.with_suffix(".json"), output)
     return targets

@@ -118,7 +118,9 @@ class ModelPages:
     def _reading(self, name: str, texts: tuple[tuple[str, str], ...]) -> Reading:
         form = self.forms[name]
         values = form.values(dict(texts))
-        if (cost := self._cost(values.get("prompt", ""))) > LARGEST:
+        # Each token of an answer is a flow of its own.
+        answers = max(1, values.get("generate", 0), len(values.get("answer", "").split()))
+        if (cost := answers * self._cost(values.get("prompt", ""))) > LARGEST:
             raise BilensError(
                 f"prompt has {cost / self.cost:.0f} tokens, which would take minutes: of this "
                 f"model up to {int(LARGEST / self.cost)} are read here, `bilens {name}` takes more"

@@ -1,6 +1,7 @@
 """An exact split of an answer on a text, or between two, through every layer of a model."""
 
 from bilens.flows.ablation import measure, remove
+from bilens.flows.answers import answer_flows
 from bilens.flows.both_models import BothModels
 from bilens.flows.fitted import answered
 from bilens.flows.graph import Flow
@@ -21,6 +22,7 @@ __all__ = [
     "Node",
     "Question",
     "adjoints_of",
+    "answer_flows",
     "answered",
     "diff",
     "diffs",

@@ -230,7 +230,23 @@ def generate_text(
     Temperature 0 takes the most likely token each time, and 1 samples from the model's
     probabilities. The seed does not affect other random numbers of the process.
     """
-    given = model.ids(prompt)[None]
+    written = continued(model, model.ids(prompt), tokens, temperature=temperature, seed=seed)
+    tokenizer = require_tokenizer(model.tokenizer)
+    # In a chat they say who speaks.
+    text = write_out(tokenizer, written, skip_special_tokens=not model.chat)
+    return text.removeprefix(" ")
+
+
+def continued(
+    model: ResidualModel,
+    ids: Int[Tensor, " time"],
+    tokens: int,
+    *,
+    temperature: float,
+    seed: int = 0,
+) -> Int[Tensor, " longer_time"]:
+    """Return the tokens of a text and of its continuation; see `generate_text`."""
+    given = ids[None]
     # Temperatures below count as 0: logits divided by them would leave the range of numbers.
     draws = temperature > 1e-6
     drawing = {"temperature": float(temperature), "top_k": 0} if draws else {}
@@ -241,11 +257,7 @@ def generate_text(
     # Sampling draws from torch's own generator, which the caller may have seeded.
     with torch.random.fork_rng(devices), fresh(model.model):
         torch.manual_seed(seed)
-        written = model.model.generate(given, config, attention_mask=torch.ones_like(given))
-    tokenizer = require_tokenizer(model.tokenizer)
-    # In a chat they say who speaks.
-    text = write_out(tokenizer, written[0], skip_special_tokens=not model.chat)
-    return text.removeprefix(" ")
+        return model.model.generate(given, config, attention_mask=torch.ones_like(given))[0]
 
 
 @dataclass(frozen=True, eq=False, repr=False)

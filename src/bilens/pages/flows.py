@@ -19,7 +19,7 @@ from bilens.flows.reading import FlowPage, FlowReading
 from bilens.flows.saved import SavedGraph
 from bilens.flows.summary import LanguageSummary
 from bilens.flows.table import FlowTable
-from bilens.pages import diff, lens  # noqa: F401  they register their pages
+from bilens.pages import answers, diff, lens  # noqa: F401  they register their pages
 from bilens.pages.graph import WIDE, graph_figure
 from bilens.pages.layout import plot_of, sections_of
 from bilens.sections import FlowDrawing, Picture, Section, Table, signed
