@@ -22,10 +22,9 @@ from benchmarks.clock import spent
 from benchmarks.flow_time import opened
 from bilens.circuits import Cases, circuit, patch, task_directions
 from bilens.flows import Question, answer_flows, flow, read_lens, read_pairs
-from bilens.flows.answers import WRITTEN
 from bilens.transformer import ResidualModel, counting_operations
 
-TASK, TOKENS, NODES = "agreement", 32, 20
+TASK, TOKENS, NODES, ANSWER = "agreement", 32, 20, 20
 QUESTIONS = [24, 72]
 """Of a template, and of the task."""
 BILLION = [2048, 8192, 16]
@@ -63,8 +62,8 @@ def readings(model: ResidualModel, pairs: list[Question]) -> dict[str, tuple[Any
         "flow": (partial(flow, *given, labels=0, **options), first),
         f"flow, {NODES} nodes labelled": (partial(flow, *given, **options), first),
         f"flow, {NODES} nodes removed": (partial(flow, *given, ablate=NODES, **options), first),
-        f"flow, each of {WRITTEN} tokens of an answer": (
-            partial(answer_flows, *given[:2], against=asked.against),
+        f"flow, each of {ANSWER} tokens of an answer": (
+            partial(answer_flows, *given[:2], against=asked.against, generate=ANSWER),
             first,
         ),
         "lens": (partial(read_lens, model, asked.text, asked.against), first),
