@@ -215,8 +215,7 @@ def main() -> None:
     print(machine())
     if not torch.cuda.is_available():
         print(
-            "No GPU is here, and this benchmark is for one; `benchmarks.attention` is for the CPU, "
-            "and `tests.kernels.static` compiles the kernels for GPUs that are not there."
+            "No GPU is here, and this benchmark is for one; `benchmarks.attention` is for the CPU."
         )
         return
     print(torch.cuda.get_device_name())

@@ -16,7 +16,7 @@ one 1. Widths that are no power of two are masked. Head h has the keys of head h
 """
 
 from functools import cache
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import triton
 import triton.language as tl
@@ -26,24 +26,14 @@ OTHER = "other"
 """Any card without measurements of its own."""
 
 
-class CardTiles(NamedTuple):
-    """Tiles of a card, by bytes of a number, largest width, and kind of launch.
+CardTiles = dict[str, dict[tuple[int, int, str], tuple[int, ...]]]
+"""Sizes of `read_kernel` and of `states_kernel`, as `tile_sizes` names them, by bytes of a number,
+largest width, and kind of launch: of symmetric states (half) or of any."""
 
-    Attributes:
-        source: where the sizes come from.
-        read: sizes of `read_kernel`, as `tile_sizes` names them.
-        states: those of `states_kernel`, for symmetric states (half) or any.
-    """
-
-    source: str
-    read: dict[tuple[int, int, str], tuple[int, ...]]
-    states: dict[tuple[int, int, str], tuple[int, ...]]
-
-
-TILES = {
-    OTHER: CardTiles(
-        "not timed; chosen to fit the registers and the 99 kB of shared memory of cards since 2020",
-        read={
+TILES: dict[str, CardTiles] = {
+    # Not timed; chosen to fit the registers and the 99 kB of shared memory of cards since 2020.
+    OTHER: {
+        "read": {
             (2, 32, "any"): (128, 4, 32, 128, 4, 3),
             (2, 64, "any"): (128, 2, 64, 128, 8, 3),
             (2, 128, "any"): (64, 1, 64, 128, 4, 2),
@@ -51,7 +41,7 @@ TILES = {
             (4, 64, "any"): (64, 1, 32, 128, 8, 1),
             (4, 128, "any"): (32, 1, 32, 64, 4, 1),
         },
-        states={
+        "states": {
             (2, 32, "any"): (64, 4, 32, 128, 4, 3),
             (2, 64, "any"): (64, 2, 64, 128, 4, 3),
             (2, 128, "any"): (64, 1, 128, 128, 8, 2),
@@ -59,16 +49,16 @@ TILES = {
             (4, 64, "any"): (32, 1, 64, 128, 4, 2),
             (4, 128, "any"): (32, 1, 64, 64, 4, 2),
         },
-    ),
-    "sm_90": CardTiles(
-        "the fastest timed on an H100 with Triton 3.9, 4,096 to 65,536 tokens, 8 heads; all gave "
-        "the same bits four times",
-        read={
+    },
+    # The fastest timed on an H100 with Triton 3.9, 4,096 to 65,536 tokens, 8 heads; all gave the
+    # same bits four times.
+    "sm_90": {
+        "read": {
             (2, 32, "any"): (128, 4, 32, 128, 4, 3),
             (2, 64, "any"): (128, 2, 64, 128, 4, 3),
             (2, 128, "any"): (128, 4, 32, 128, 8, 3),
         },
-        states={
+        "states": {
             (2, 32, "half"): (128, 4, 16, 128, 4, 3),
             (2, 32, "any"): (128, 2, 32, 128, 4, 3),
             (2, 64, "half"): (128, 8, 16, 128, 4, 2),
@@ -76,10 +66,9 @@ TILES = {
             (2, 128, "half"): (128, 8, 16, 128, 4, 2),
             (2, 128, "any"): (128, 8, 16, 128, 4, 3),
         },
-    ),
+    },
 }
-"""Tiles by card. `python -m tests.kernels.static` compiles all and compares them with the
-limits of each card."""
+"""Tiles by card. tests/kernels/test_compiled.py compares them with the limits of two cards."""
 LENGTHS = {16: 256, 32: 512, 64: 1024, 128: 4096}
 """Tokens of a chunk by width, the fastest of those timed on an H100; 16 was not timed."""
 HALF = 16
@@ -122,11 +111,10 @@ def _find(
     """Return the sizes of a card for a kind of launch, for any kind, or of any card."""
     width = max(*widths, 32)
     for place in (card, OTHER):
-        table = getattr(TILES.get(place), kernel, {})
+        table = TILES.get(place, {}).get(kernel, {})
         for name in (kind, "any"):
             if (itemsize, width, name) in table:
-                sizes: tuple[int, ...] = table[itemsize, width, name]
-                return sizes
+                return table[itemsize, width, name]
     raise LookupError(f"no tiles of {itemsize} bytes and width {width}")
 
 

@@ -40,7 +40,7 @@ TILES = {
     (4, 128): ((32, 32, 8, 1), (32, 16, 8, 1)),
 }
 """Rows of a program, rows of a block, warps and stages, by bytes of a number and width: of outputs,
-and of gradients. Compiled for several cards by `python -m tests.kernels.static`; not timed yet."""
+and of gradients. Compiled for cards by tests/kernels/test_compiled.py; not timed yet."""
 
 
 @cache
