@@ -30,8 +30,8 @@ AIMS = {
     "functions of complexity above 15": 5,
     "a report's model: rooms": 12,
     "a report's model: returns": 15,
-    "a classifier through decompose: rooms": 10,
-    "a classifier through decompose: returns": 10,
+    "a classifier through bonds: rooms": 10,
+    "a classifier through bonds: returns": 10,
     "a question through circuit: rooms": 6,
     "a question through circuit: returns": 4,
 }

@@ -62,7 +62,7 @@ def run_command(*words: str) -> None:
 
 
 def walks() -> dict[str, list[str]]:
-    """Return the walks of a report's model, of a classifier that is decomposed, of a question."""
+    """Return the walks of a report's model, of a classifier that is cut, of a question."""
     found = {}
     with TemporaryDirectory() as folder:
         run, texts = Path(folder, "run"), Path(folder, "texts.txt")
@@ -73,8 +73,8 @@ def walks() -> dict[str, list[str]]:
             lambda: report("story", Path(folder, "story.html"), data=str(texts)),
             lambda value: isinstance(value, ResidualModel),
         )
-        found["a classifier through decompose"] = walk(
-            lambda: run_command("decompose", str(run), "--bonds"),
+        found["a classifier through bonds"] = walk(
+            lambda: run_command("bonds", str(run), "--arrays", str(run)),
             lambda value: isinstance(value, ImageClassifier),
         )
     story: Any = bilens.load("story")

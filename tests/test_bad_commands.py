@@ -33,7 +33,7 @@ COMMANDS = {
     },
     "generate model --prompt t3": {"--temperature": ["-1", "inf"], "--seed": ["1.5", "9" * 20]},
     "contexts bilinear --data texts.txt --token t3 --layer 0": {"--data": ["../..", "/dev/null"]},
-    "decompose deep --bonds --metric weights": {"--drop": ["-1", "nan"]},
+    "bonds deep --metric weights": {"--drop": ["-1", "nan"]},
     "anneal model --data texts.txt --length 8 --tokens 64 --output out": {
         "--batch-size": ["0"],
         "--data-dir": ["."],
@@ -66,7 +66,8 @@ COMMANDS = {
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory):
     folder = write_sources(tmp_path_factory.mktemp("attacked"))
-    main(["decompose", str(folder / "deep"), "--bonds", "--metric", "weights"])
+    deep = str(folder / "deep")
+    main(["bonds", deep, "--metric", "weights", "--arrays", deep])
     return folder
 
 
@@ -123,7 +124,7 @@ def test_values_of_a_list_are_never_replaced(capsys):
     assert not {"flow --figure", "bonds --arrays"} & tried
 
 
-@pytest.mark.parametrize("command", ["decompose", "ngrams --token t3", "report", "process"])
+@pytest.mark.parametrize("command", ["eigenvectors", "ngrams --token t3", "report", "process"])
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
 def test_a_file_of_a_model_is_no_folder(command, name, here, capsys):
     first, *words = command.split()
@@ -131,10 +132,7 @@ def test_a_file_of_a_model_is_no_folder(command, name, here, capsys):
     assert f"model/{name} is a file, expected the folder of a model, such as model" in message
 
 
-READ = {
-    "model": ["ngrams", "damaged", "--token", "t3"],
-    "deep": ["decompose", "damaged", "--paths", "5"],
-}
+READ = {"model": ["ngrams", "damaged", "--token", "t3"], "deep": ["paths", "damaged", "--k", "5"]}
 CONTENTS = {
     "nothing": b"",
     "a brace": b"{",
@@ -186,8 +184,8 @@ def test_flipped_bits(folder, name, here, capsys):
     save_file(weights, target / "model.safetensors")
     if not (target / "training.json").exists():
         shutil.copy(here / "deep" / "training.json", target)
-    for options in (["--paths", "5"], ["--bonds", "--metric", "weights"]):
-        outcome(["decompose", "damaged", *options], capsys)
+    for command, *options in (["paths", "--k", "5"], ["bonds", "--metric", "weights"]):
+        outcome([command, "damaged", *options], capsys)
 
 
 def test_models_that_are_not_models(here, capsys):
@@ -198,7 +196,7 @@ def test_models_that_are_not_models(here, capsys):
     (here / "a.bin").write_bytes(b"")
     sources = ["pipe", "link", "file", "a.gguf", "a.bin", "/dev/null", ".", "..", "", "x" * 5000]
     sources += ["\udcff", "a\0b", "some/model", "https://example.org/model", "texts.txt", "--"]
-    commands = (["ngrams", "--token", "t3"], ["process"], ["report"], ["decompose"], ["export"])
+    commands = (["ngrams", "--token", "t3"], ["process"], ["report"], ["eigenvectors"], ["export"])
     for source, command in itertools.product(sources, commands):
         if (source, command) != (".", ["export"]):
             assert outcome([command[0], source, *command[1:]], capsys), (source, command)

@@ -55,8 +55,8 @@ def deep_run(trained, tmp_path):
     return shutil.copytree(trained / "2", tmp_path / "deep")
 
 
-def test_train_decompose_report(run, capsys):
-    shown = output_of(capsys, "decompose", run)
+def test_train_eigenvectors_report(run, capsys):
+    shown = output_of(capsys, "eigenvectors", run, "--arrays", run)
     for part in ("test accuracy", "eigenvectors per class", f"written: {run}\n"):
         assert part in shown
     record = read_json(run / "decomposition.json")
@@ -66,7 +66,7 @@ def test_train_decompose_report(run, capsys):
     rebuilt = torch.einsum("ck,cki,ckj->cij", spectra["values"], vectors, vectors)
     assert torch.allclose(rebuilt, bilens.load(run).tensor().dense(), atol=1e-4)
     assert record["How well it holds"][-1]["accuracy"] == record["test accuracy"]
-    assert in_json(capsys, "decompose", run) == record
+    assert in_json(capsys, "eigenvectors", run) == record
     main(["report", str(run), "--output", "page.html", "--order", "activation"])
     assert "mean activation" in (run.parent / "page.html").read_text()
 
@@ -134,7 +134,6 @@ def test_whole_numbers_are_exact(number, unit):
         ("train images --epochs many", "'many', expected a whole number such as 1000000"),
         ("train images --device abacus", "--device='abacus' cannot be used here"),
         ("train images --resume --output void", "Nothing to resume"),
-        ("decompose void", "void is not a directory here"),
         ("report run --data void", "name='void', expected digits"),
         ("process run", "run holds ImageClassifier, expected a language model; bilens.load"),
         ("flow story --prompt 日本語 --token she", "text='日本語' holds no token"),
@@ -150,40 +149,21 @@ def test_a_mistake_gets_one_message(run, command, message, monkeypatch, capsys):
     assert message in refusal(capsys, *command.split())
 
 
-@pytest.mark.usefixtures("run", "deep_run")
-@pytest.mark.parametrize(
-    ("of", "option", "needed"),
-    [("run", "--paths=5", "several layers"), ("deep", "--basis=pixels", "one layer")],
-)
-def test_options_of_a_model_of_the_other_depth_are_refused(of, option, needed, capsys):
-    message = f"{option} has no effect here, expected a model of {needed}, without"
-    assert message in refusal(capsys, "decompose", of, option)
-
-
 def test_a_run_without_its_record(run, capsys):
     (run / "training.json").unlink()
-    assert "training.json is missing or damaged" in refusal(capsys, "decompose", run)
-
-
-def test_commands_of_readings_write_the_arrays_of_decompose(run, tmp_path):
-    main(["decompose", str(run)])
-    main(["eigenvectors", str(run), "--arrays", str(tmp_path / "arrays")])
-    a, b = (load_file(folder / "spectra.safetensors") for folder in (run, tmp_path / "arrays"))
-    assert a.keys() == b.keys()
-    assert all(torch.equal(a[name], b[name]) for name in a)
+    assert "training.json is missing or damaged" in refusal(capsys, "eigenvectors", run)
 
 
 def test_deep_models_are_read_by_their_paths(deep_run, capsys):
-    shown = output_of(capsys, "decompose", deep_run, "--paths", "50")
+    shown = output_of(capsys, "paths", deep_run, "--k", "50", "--arrays", deep_run)
     assert "top effective eigenvalue" in shown
     assert f"written: {deep_run}\n" in shown
     assert load_file(deep_run / "paths.safetensors")["vectors"].shape == (50, 64)
 
 
 def test_deep_models_are_cut_to_few_directions(deep_run, capsys):
-    shown = output_of(
-        capsys, *["decompose", "deep", "--bonds", "--drop", "0.05", "--metric", "weights"]
-    )
+    options = ["--drop", "0.05", "--metric", "weights", "--arrays", "deep"]
+    shown = output_of(capsys, "bonds", "deep", *options)
     assert "error of the logits" in shown
     record = read_json(deep_run / "bonds.json")
     kept = record["ranks"][record["kind"]]
@@ -211,7 +191,7 @@ def test_deep_models_are_cut_to_few_directions(deep_run, capsys):
 
 def test_what_is_no_tensor_says_so(tmp_path, capsys):
     main(["train", "images", *SMALL, "--gate", "relu", "--output", str(tmp_path)])
-    assert "layers[0] has the gate relu" in refusal(capsys, "decompose", tmp_path)
+    assert "layers[0] has the gate relu" in refusal(capsys, "eigenvectors", tmp_path)
 
 
 def helped(capsys, *words: str) -> str:

@@ -153,7 +153,7 @@ TRAIN = ["train", "language", "--device", "cpu"]
         ([*FLOW, "--ablate", "-1"], "ablate=-1, expected a whole number, at least 0"),
         ([*FLOW, "--output", "a.txt"], "a.txt: expected PAGE.html, NUMBERS.json, TABLE.tsv"),
         ([*FLOW, "--viewer", "a" * 5000], "File name too long. Check the path"),
-        (["decompose", "RUN"], "holds no image classifier"),
+        (["eigenvectors", "RUN"], "reads image classifiers"),
         (["report", "RUN", "--token", ""], "token='' is empty; leave it out"),
         (["report", "RUN", "--minus", ""], "minus='' is empty; leave it out"),
         (["report", "RUN", "--minus", "girl"], "minus='girl' is subtracted from a token"),

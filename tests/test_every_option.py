@@ -48,7 +48,6 @@ OF_CIRCUIT = "prompt='t3 t4 t7' token=t7 minus=t9 against='t3 t9 t5' questions=o
 OF_CIRCUIT += " chat keep=0.3 size=2 heads level=parts controls"
 OF_REPORT = "add=own.py basis=pixels drop=0.5 metric=weights order=activation token=t7 minus=t8"
 OF_REPORT += " layer=1 among=25 prompt='t3 t4 t7' against='t3 t9 t5'"
-OF_LAYERS = "basis=pixels paths=10 drop=0.5 metric=weights bonds data_dir=nowhere"
 OF_SPACE = "host=localhost port=8000 open_browser add=own.py space=other device=cpu"
 OF_HEADS = "layer=1 heads=1 k=2 components=1 distance=2 position=4 among=25"
 REPORT = "report --output page.html"
@@ -85,9 +84,6 @@ OTHERS = {
     "explain images": f"image=1 n_classes=2 k=2 {IMAGES}",
     "paths deep --k 20": f"k=10 {IMAGES}",
     "bonds deep": f"drop=0.5 metric=weights {IMAGES}",
-    "decompose images": OF_LAYERS,
-    "decompose deep --paths 20": OF_LAYERS,
-    "decompose deep --bonds": OF_LAYERS.replace(" bonds", ""),
     f"{REPORT} images": f"{OF_REPORT} {IMAGES}",
     f"{REPORT} deep": f"{OF_REPORT} {IMAGES}",
     f"{REPORT} model {READ}": f"{OF_REPORT} {TEXTS}",

@@ -49,7 +49,7 @@ LONG = ("demo", "reproduce", "graph")
 """Minutes of work, or a file that another command wrote; their writers are those of the others."""
 BRIEF = ("train images", "ngrams", "flow", "flow viewer", "process", "report")
 """Commands of each way to write, for every day."""
-SILENT = ("decompose", "doctor", "cite")  # `decompose` writes into the run that it reads
+SILENT = ("doctor", "cite")
 READINGS = ("ngrams", "heads", "contexts", "flow")  # the other analyses share their writers
 FILES = ("report", *READINGS)  # all others write a folder
 
@@ -131,9 +131,9 @@ def test_a_file_of_a_folder_may_be_a_link_and_no_pipe(capsys):
 
 
 @pytest.mark.parametrize("name", ["spectra.safetensors", "decomposition.json"])
-def test_decompose_writes_no_pipe_of_its_run(name, sources, tmp_path, capsys):
+def test_arrays_are_written_into_no_pipe(name, sources, tmp_path, capsys):
     without = shutil.ignore_patterns("checkpoints")
     run = shutil.copytree(sources / "images", tmp_path / "run", ignore=without)
     os.mkfifo(run / name)
-    assert f"{name} is a named pipe" in refusal(capsys, "decompose", run)
+    assert f"{name} is a named pipe" in refusal(capsys, "eigenvectors", run, "--arrays", run)
     assert (run / name).is_fifo()

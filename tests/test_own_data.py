@@ -15,9 +15,8 @@ from bilens.files import read_json, write_json
 from tests.command_line import in_json, refusal
 
 BRIEF = ["--d-model", "4", "--epochs", "1", "--weight-decay", "0"]
-COMMANDS = [f"{name} run-1" for name in ("decompose", "eigenvectors", "explain", "report")]
-COMMANDS += [f"{name} run-2" for name in ("decompose", "paths", "bonds", "report")]
-COMMANDS += ["decompose run-2 --bonds"]
+COMMANDS = [f"{name} run-1" for name in ("eigenvectors", "explain", "report")]
+COMMANDS += [f"{name} run-2" for name in ("paths", "bonds", "report")]
 OTHER_DATA = "was trained on other data"
 
 
@@ -140,7 +139,7 @@ def test_a_folder_that_is_called_as_a_data_set_is_that_folder(tmp_path, monkeypa
     monkeypatch.chdir(tmp_path)
     main(["train", "images", "--data", "./mnist", *BRIEF, "--output", "run"])
     assert recorded("run")["data"] == str(tmp_path / "mnist")
-    assert in_json(capsys, "decompose", "run")
+    assert in_json(capsys, "eigenvectors", "run")
 
 
 def test_a_data_set_of_the_hub_keeps_its_owner(tmp_path, monkeypatch, capsys):
@@ -154,7 +153,7 @@ def test_a_data_set_of_the_hub_keeps_its_owner(tmp_path, monkeypatch, capsys):
     run = str(tmp_path / "run")
     main(["train", "images", "--data", "hub:owner/name", *BRIEF, "--output", run])
     assert recorded(run)["data"] == "hub:owner/name"
-    assert in_json(capsys, "decompose", run)
+    assert in_json(capsys, "eigenvectors", run)
     assert asked == ["owner/name"] * 2
 
 
@@ -169,7 +168,7 @@ def test_data_of_your_own_in_python_is_compared_too(tmp_path):
 def test_a_record_of_an_earlier_version_cannot_be_compared(elsewhere, capsys, caplog):
     old = {k: value for k, value in recorded("run-1").items() if not k.startswith("data_")}
     write_json(elsewhere / "run-1" / "training.json", old | {"data": "photos"})
-    assert in_json(capsys, "decompose", "run-1")
+    assert in_json(capsys, "eigenvectors", "run-1")
     assert "kept no digest of its data; photos may be other data" in caplog.text
 
 

@@ -21,7 +21,7 @@ FILES = [f"{name} model --questions no-such-file.tsv" for name in ("circuit", "t
 FILES.append("flow-table model --questions no-such-file.tsv --output table")
 """Commands that read a file of questions before they load a model."""
 WRONG = (
-    *("decompose", "decompose run --bonds --drop much", "train images --n-layers 0"),
+    *("bonds run --drop much", "train images --n-layers 0"),
     *("train language --preset huge", "tensorise model --layer-steps -1"),
     *("ngrams model --token a --k 0", "xyz", "--help", ""),
 )
@@ -112,19 +112,6 @@ def test_what_others_have_beside_a_page_is_left_alone(command, name, tmp_path, c
     (tmp_path / name / "notes.txt").write_text("mine")
     message = refusal(capsys, *command.split(), "--output", "page.html")
     assert f"{name} exists, and bilens did not write it" in message
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ("--drop 0.1", "drop=0.1 has no effect here, expected --bonds"),
-        ("--metric weights", "metric=weights has no effect here, expected --bonds"),
-        ("--bonds --paths 5", "paths=5 has no effect here, expected a model of several layers"),
-        ("--bonds --basis pixels", "basis=pixels has no effect here, expected a model of one"),
-    ],
-)
-def test_options_without_effect_are_refused_before_any_work(options, message, capsys):
-    assert message in refusal(capsys, "decompose", "void", *options.split())
 
 
 @pytest.mark.parametrize("words", [["--help"], ["flow", "--help"], ["train", "images"]])

@@ -40,7 +40,7 @@ def main() -> None:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt)
         sys.unraisablehook = _on_unraisable
-    # Imports make a million objects that stay: 0.8 s of the 9.2 s of `bilens decompose`.
+    # Imports make a million objects that stay: 0.8 s of the 9.2 s of `bilens eigenvectors`.
     gc.set_threshold(100_000)
     try:
         from bilens.cli import main as run  # noqa: PLC0415

@@ -42,7 +42,7 @@ GROUPS = {
         *("flow", "flow-table", "lens", "diff", "circuit", "task-directions", "contexts"),
         *("ngrams", "heads", "composition", "summary", "generate"),
     ),
-    "Read an image model": ("decompose", "eigenvectors", "certify", "explain", "paths", "bonds"),
+    "Read an image model": ("eigenvectors", "certify", "explain", "paths", "bonds"),
     "Train": ("train",),
     "Convert": ("process", "tensorise", "linearise", "anneal", "export"),
     "Run": ("demo", "report", "explore", "graph", "doctor", "reproduce", "cite"),
@@ -50,7 +50,7 @@ GROUPS = {
 """Commands in the order of the help, the usual ones first in each group."""
 COMMANDS = tuple(name for names in GROUPS.values() for name in names)
 MODULES = {
-    "arrays": ("decompose", "flow-table"),
+    "readings": ("flow-table",),
     **{"training": GROUPS["Train"], "conversion": GROUPS["Convert"], "running": GROUPS["Run"]},
 }
 """By module of `bilens.cli`: its commands, functions of their names. The others are analyses."""

@@ -1,4 +1,4 @@
-"""Commands of registered analyses: their options are the parameters of a function."""
+"""Commands of analyses, whose options are the parameters of a function, and of tables of flows."""
 
 import inspect
 import shlex
@@ -15,7 +15,15 @@ from tyro.conf import arg
 
 from bilens.analysis import Analysis, Option, Reading
 from bilens.cli.commands import Command
-from bilens.cli.console import DEVICE_HELP, ModelName, check_own, choose_device, out, show_table
+from bilens.cli.console import (
+    DEVICE_HELP,
+    Device,
+    ModelName,
+    check_own,
+    choose_device,
+    out,
+    show_table,
+)
 from bilens.errors import BilensError
 from bilens.options import Positional
 from bilens.sections import ContextLine, Table, captioned, fact_text, signed
@@ -26,7 +34,11 @@ Files = tyro.conf.UseAppendAction[tuple[Path, ...]]
 
 
 ARRAYS = Option(
-    "arrays", Files, (), "Folder to also write the arrays to, with the numbers as JSON."
+    "arrays",
+    Files,
+    (),
+    "Folder to also write the arrays to, with the numbers as JSON; for bonds also the smallest cut "
+    "that keeps the accuracy, an ordinary run in the folder cut.",
 )
 FIGURE = Option(
     "figure", Files, (), "File to also draw the picture to: a name that ends in .png, .svg or .pdf."
@@ -252,6 +264,43 @@ def write_reading(reading: Reading, path: Path, about: str = "") -> None:
             with written_whole(path / f"{name}.csv") as file:
                 frame.to_csv(file, index=False)
         write_json(path / "reading.json", reading.record())
+
+
+def flow_table(
+    model: ModelName,
+    *,
+    questions: str,
+    output: Path,
+    low_memory: bool = False,
+    device: Device = "auto",
+) -> dict[str, Any] | None:
+    """Split the changes of any number of questions over a model's parts, a row for each.
+
+    Writes files of rows, with both numbers of a question and the flow of each head and MLP, and a
+    page: the parts of each task and template, and clusters of questions that the same parts answer.
+    Started again after a stop it goes on. Under `torchrun` processes share the questions.
+
+        bilens flow-table model.gguf --questions agreement.parquet --output runs/agreement
+
+    Args:
+        questions: file with a question in each line, as for `bilens circuit`, or in each row of
+            .jsonl or .parquet; the name of a task that comes with bilens, or of a data set of the
+            hub.
+        output: folder for the rows, in the folder rows, and for table.html and table.json.
+        low_memory: leave the weights in their files and read those of a layer when it is worked on.
+    """
+    from bilens.flows import flow_table as read
+    from bilens.models import load
+    from bilens.progress import is_first_process
+
+    opened = load(model, device=choose_device(device), low_memory=low_memory)
+    table = read(opened, questions, output / "rows")
+    if not is_first_process():
+        return None
+    show_reading(table)
+    write_reading(table, output / "table.html", f"bilens flow-table {model} {questions}")
+    out.print(f"written: {output}")
+    return table.record()
 
 
 def coloured(line: ContextLine) -> Text:

@@ -14,7 +14,6 @@ import tyro
 
 from bilens import __version__
 from bilens.analyses import find_analysis
-from bilens.cli.arrays import decompose
 from bilens.cli.console import (
     Device,
     ModelName,
@@ -111,9 +110,10 @@ def report(
         basis: (images) eigenvectors orthonormal after the embedding, as in the paper, or in
             pixels; for models of one layer.
         drop: (images) accuracy that the cut to few directions may lose, as a share of the images;
-            for models of several layers. By default that of `decompose --bonds`, or else 0.01.
-        metric: (images) inputs of the directions, as in `decompose --bonds`; by default those that
-            it was run with, or else the training images.
+            for models of several layers. By default that of the cut that `bonds --arrays` wrote
+            into the run, or else 0.01.
+        metric: (images) inputs of the directions, as in `bonds`; by default those of that cut, or
+            else the training images.
         order: (images) eigenvectors by eigenvalue, or by mean activation over the test set.
         token: (language) the output to explain; by default that of the sentence, or the token that
             the model predicts with the largest margin at the beginning of a held-out text.
@@ -359,7 +359,7 @@ def demo(*, output: Path | None = None) -> dict[str, Any]:
     records["circuit"] = read("circuit", STORY.name, page, questions="pronouns")
     out.print("\nA deep model on few directions", style="bold")
     train_images(output=deep, resume=is_begun(deep), architecture=DEEP, training=IMAGES)
-    records["decompose"] = decompose(deep, bonds=True)
+    records["bonds"] = run_analysis(find_analysis("bonds"), str(deep), arrays=(deep,))
     report(str(deep), output=deep / "report.html")
     # A name and a verb have an object: what ben ate was rice, what lily ate soup.
     prompt, token, minus = "then ben was happy and ate", "rice", "soup,jam"
