@@ -84,8 +84,8 @@ def number_with(view, ids, rows, number):
     return float(number(uncapped(view, run(view, ids, rows))))
 
 
-def by_hand(view, nodes, texts, number, scale=0.0):
-    """Return the change of a number without some nodes, or with a share of their output.
+def by_hand(view, nodes, texts, number):
+    """Return the change of a number without some nodes.
 
     On one text they have none, and of two texts each has the output of the other text. The change
     is the mean of both directions.
@@ -94,7 +94,7 @@ def by_hand(view, nodes, texts, number, scale=0.0):
     changes = []
     for i, ids in enumerate(texts):
         others = values[1 - i] if len(texts) > 1 else {x.place: 0 for x in nodes}
-        given = {p: scale * own + (1 - scale) * others[p] for p, own in values[i].items()}
+        given = {place: others[place] for place in values[i]}
         rows = rows_of(view, ids, nodes, given)
         before = number_with(view, ids, [], number)
         changes.append((-1) ** i * (number_with(view, ids, rows, number) - before))

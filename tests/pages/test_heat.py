@@ -41,13 +41,6 @@ def test_a_table_keeps_its_numbers_names_and_blanks():
     assert (figure.get_suptitle(), axes.get_ylabel()) == ("<t>", "looks")
 
 
-def test_shares_are_on_a_scale_from_none_to_all():
-    figure = heat_figure(torch.tensor([[0.5, 0.0]]), ["a"], ["x", "y"], title="", shares=True)
-    (cells,) = figure.axes[0].images
-    assert cells.get_clim() == (0, 1)
-    assert cells.cmap(0.0) == pytest.approx((*3 * [247 / 255], 1))
-
-
 def test_words_can_be_read_on_their_cells():
     words = [[f"{x:.2f}" for x in row] for row in VALUES[:, :2].tolist()]
     figure = heat_figure(VALUES[:, :2], ["a", "b"], ["x", "y"], title="", words=words)

@@ -107,14 +107,12 @@ def heat_figure(
     title: str,
     across: str = "",
     down: str = "",
-    shares: bool = False,
     words: Sequence[Sequence[str]] | None = None,
 ) -> Figure:
     """Draw positive numbers in blue, negative ones in red, NaN left blank; the first row on top.
 
-    `across` and `down` are titles of the columns and rows. If all are shares, none below 0, the
-    scale is from 0 to 1 instead of as far to either side of 0 as the largest |number|. With
-    `words` each cell has its own. More than 40 rows or columns have no names.
+    `across` and `down` are titles of the columns and rows. With `words` each cell has its own. More
+    than 40 rows or columns have no names.
     """
     if values.shape != (len(rows), len(columns)):
         raise BilensError(
@@ -125,8 +123,7 @@ def heat_figure(
     if entries.isinf().any():
         raise BilensError("values holds infinite numbers, expected finite ones, or NaN for none")
     # The same limit on both sides, so that white is zero.
-    top = 1.0 if shares else float(entries.nan_to_num(0).abs().max()) or 1.0
-    low, colors = (0.0, DIVERGING[len(DIVERGING) // 2 :]) if shares else (-top, DIVERGING)
+    top = float(entries.nan_to_num(0).abs().max()) or 1.0
     named = 40
     names = [[*side] * (len(side) <= named) for side in (rows, columns)]
     across_of_cell, down_of_cell = 16, 10 + 12 * (len(rows) <= named)
@@ -137,8 +134,8 @@ def heat_figure(
     figure, axes = new_figure(width=width, height=140 + down_of_cell * len(rows), title=title)
     cells = axes.imshow(
         entries.numpy(),
-        cmap=LinearSegmentedColormap.from_list("values", colors),
-        vmin=low,
+        cmap=LinearSegmentedColormap.from_list("values", DIVERGING),
+        vmin=-top,
         vmax=top,
         aspect="auto",
     )

@@ -1,9 +1,8 @@
 """Effects of the nodes of a flow, measured in the running model."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -16,7 +15,6 @@ from bilens.flows.fitted import Score
 from bilens.flows.graph import Flow
 from bilens.flows.nodes import WRITING, Node
 from bilens.sections import Columns, Fact, signed
-from bilens.settings import NotNegative
 from bilens.transformer import ResidualModel
 from bilens.transformer.changes import Part
 from bilens.transformer.exchanges import exchanged
@@ -31,7 +29,7 @@ Each is a row of each part, or one row for all of them.
 
 @dataclass(frozen=True, repr=False)
 class Ablation(Reading):
-    """The change of a logit when a part of the model is removed, scaled or exchanged.
+    """The change of a logit when a part of the model is removed or exchanged.
 
     Attributes:
         predicted: the change by the flow through the part.
@@ -55,10 +53,8 @@ class Ablation(Reading):
 
 
 @detached
-def measure(
-    model: ResidualModel, flow: Flow, nodes: Sequence[Node], *, scale: NotNegative = 0.0
-) -> list[Ablation]:
-    """Run a model without each of some nodes of a flow, or with their output scaled.
+def measure(model: ResidualModel, flow: Flow, nodes: Sequence[Node]) -> list[Ablation]:
+    """Run a model without each of some nodes of a flow.
 
     Everything after a node runs as the model does, so that norms, patterns and gates may change.
     Each text has the node's output of the other one: what a head moves from one position to
@@ -69,15 +65,14 @@ def measure(
         model: that of the flow.
         flow: its flow.
         nodes: nodes of the flow.
-        scale: share of the change that stays.
 
     Raises:
         BilensError: a node is the logit or a choice.
     """
     groups = [[part] for part in _parts(flow, nodes)]
-    effects = _changes(Score(model, flow.fitted), run_without(model, flow, groups, scale))
+    effects = _changes(Score(model, flow.fitted), run_without(model, flow, groups))
     return [
-        Ablation((scale - 1) * node.flow, actual, node.name(flow.tokens), node.kind)
+        Ablation(-node.flow, actual, node.name(flow.tokens), node.kind)
         for node, actual in zip(nodes, effects, strict=True)
     ]
 
@@ -138,9 +133,7 @@ def _changes(score: Score, runs: Sequence[Runs]) -> list[float]:
     return torch.stack(changes).cpu().double().mean(0).tolist()
 
 
-def run_without(
-    model: ResidualModel, flow: Flow, groups: Sequence[Sequence[Part]], scale: float = 0
-) -> list[Runs]:
+def run_without(model: ResidualModel, flow: Flow, groups: Sequence[Sequence[Part]]) -> list[Runs]:
     """Return both texts' last streams with all parts, and without those of each group.
 
     Each text has the values of the other one for them.
@@ -152,8 +145,7 @@ def run_without(
     sets, kept = [], []
     for group in groups:
         of_parts = [exchanged(part, other) for part in group]
-        changes = chain.from_iterable(of_parts)
-        sets.append([(site, _in_part(function, scale)) for site, function in changes])
+        sets.append([*chain.from_iterable(of_parts)])
         kept.append(min(start if x.position is None else x.position for x in group))
     changed, own = texts.changed(sets, kept=kept), texts.stream[:, None]
     return [(own[0], changed[:, 0]), (changed[:, 1], own[1])]
@@ -172,16 +164,6 @@ def _both(model: ResidualModel, flow: Flow) -> Pass:
     if flow.fitted.embeddings is not None:
         rows[1] = flow.fitted.embeddings
     return Pass.of(model, ids, rows, parts=True)
-
-
-def _in_part(function: Callable[..., Any], scale: float) -> Callable[..., Any]:
-    """Return a change of which a share `scale` is left out."""
-
-    def change(x: Tensor, **given: Any) -> Tensor:
-        changed: Tensor = function(x, **given)
-        return x + (1 - scale) * (changed - x)
-
-    return change if scale else function
 
 
 def _parts(flow: Flow, nodes: Sequence[Node]) -> list[Part]:

@@ -1,6 +1,5 @@
 """Whether a pass under rules is the model's own, and by which operation it is not."""
 
-from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
@@ -83,7 +82,7 @@ def check_pass(model: ResidualModel, adjoints: Adjoints, runs: TextPair) -> None
     of_parts = [cut.value.detach() for graph in adjoints.graphs for cut in graph.cuts]
     for row, under_rules in enumerate(adjoints.logits):
         own, text = list[Tensor](), slice(row, row + 1)
-        with torch.no_grad(), runs.given(model, text), _noting(places, own), places.context():
+        with torch.no_grad(), runs.given(model, text), _parts_noted(places, own), places.context():
             (alone,) = runs.alone(model, row)
         if not alone.isfinite().all():
             continue  # a check of logits names the overflow
@@ -95,7 +94,7 @@ def check_pass(model: ResidualModel, adjoints: Adjoints, runs: TextPair) -> None
         _compared.add(places)
 
 
-def _noting(places: Places, parts: list[Tensor]) -> AbstractContextManager[None]:
+def _parts_noted(places: Places, parts: list[Tensor]) -> AbstractContextManager[None]:
     """Let what each head and MLP gives be noted in the order of a pass."""
 
     def note_heads(_: nn.Module, args: tuple[Any, ...], __: dict[str, Any]) -> None:
@@ -149,11 +148,16 @@ class _Plain(TorchFunctionMode):
 
 
 class _Outermost(Rules):
-    """Rules that note operations of the model's own code, but not those that a rule is made of."""
+    """Rules that hand operations of the model's own code, and not those of a rule, to a function.
 
-    def __init__(self, texts: int) -> None:
+    Args:
+        texts: number of texts.
+        perform: from these rules and the arguments of `__torch_function__` to the result.
+    """
+
+    def __init__(self, texts: int, perform: Callable[..., Any]) -> None:
         super().__init__(texts)
-        self.is_inside = False
+        self.perform, self.is_inside = perform, False
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
@@ -162,28 +166,20 @@ class _Outermost(Rules):
             return super().__torch_function__(func, types, args, kwargs)
         self.is_inside = True
         try:
-            result = self.outermost(func, types, args, kwargs or {})
+            return self.perform(self, func, types, args, kwargs or {})
         finally:
             self.is_inside = False
+
+
+def _noting(results: list[_Result]) -> Callable[..., Any]:
+    """Return a function that runs an operation under rules, and notes its result."""
+
+    def run(rules: Rules, func: Any, types: Any, args: Sequence[Any], kwargs: Any) -> Any:
+        result = Rules.__torch_function__(rules, func, types, args, kwargs)
+        results.extend(_result(func, result))
         return result
 
-    @abstractmethod
-    def outermost(self, func: Any, types: Any, args: Sequence[Any], kwargs: Any) -> Any:
-        """Return the result of an operation of the model's own code."""
-
-
-class _Noted(_Outermost):
-    """Rules that note the results of operations."""
-
-    def __init__(self, texts: int) -> None:
-        super().__init__(texts)
-        self.results: list[_Result] = []
-
-    def outermost(self, func: Any, types: Any, args: Sequence[Any], kwargs: Any) -> Any:
-        """Return the result of an operation of the model's own code."""
-        result = Rules.__torch_function__(self, func, types, args, kwargs)
-        self.results += _result(func, result)
-        return result
+    return run
 
 
 def _differing(model: ResidualModel, runs: TextPair, row: int) -> UnknownOperationError:
@@ -198,9 +194,10 @@ def _differing(model: ResidualModel, runs: TextPair, row: int) -> UnknownOperati
         )
     with torch.no_grad(), runs.given(model, text), model.places.context(), _Plain() as plain:
         runs.alone(model, row)
-    with _ruled(model, runs, rules := _Noted(texts)):
+    results: list[_Result] = []
+    with _ruled(model, runs, _Outermost(texts, _noting(results))):
         runs.forward(model)
-    for alone, beside in zip(plain.results, rules.results, strict=False):
+    for alone, beside in zip(plain.results, results, strict=False):
         own, value = alone.value, beside.value
         if value.shape != own.shape and value.dim() and len(value) == texts * len(own):
             value = value.unflatten(0, (texts, -1))[row]
@@ -246,33 +243,30 @@ class _Operation(NamedTuple):
     values: list[Tensor]  # of both
 
 
-class _Audit(_Outermost):
-    """Rules that note the activations of each operation, each input read by it alone."""
+def _auditing(calls: list[_Operation]) -> Callable[..., Any]:
+    """Return a function that runs an operation, each input read by it alone, and notes it."""
 
-    def __init__(self, texts: int) -> None:
-        super().__init__(texts)
-        self.calls: list[_Operation] = []
-
-    def outermost(self, func: Any, types: Any, args: Sequence[Any], kwargs: Any) -> Any:
-        """Return the result of an operation of the model's own code."""
+    def run(rules: Rules, func: Any, types: Any, args: Sequence[Any], kwargs: Any) -> Any:
         name, inputs = getattr(func, "__name__", str(func)), list[Tensor]()
         in_place = name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
         in_place = in_place and isinstance(args[0], Tensor)
-        n_leaves = len(self.leaves)
+        n_leaves = len(rules.leaves)
         given = [_read_once(x, inputs) for x in args]
         if in_place:
             given[0] = _marked(given[0].clone())
-        result = Rules.__torch_function__(self, func, types, given, kwargs)
+        result = Rules.__torch_function__(rules, func, types, given, kwargs)
         outputs = [x for x in tensors_in((given[0] if in_place else result,)) if is_live(x)]
         if in_place:
             args[0].copy_(given[0])
             _marked(args[0])
             result = None if name == "__setitem__" else args[0]
-        inputs += [leaf.value for leaf in self.leaves[n_leaves:]]
+        inputs += [leaf.value for leaf in rules.leaves[n_leaves:]]
         if inputs or outputs:
             values = [x.detach().clone() for x in (*inputs, *outputs)]
-            self.calls.append(_Operation(name, called_by(), inputs, outputs, values))
+            calls.append(_Operation(name, called_by(), inputs, outputs, values))
         return result
+
+    return run
 
 
 def _read_once(value: Any, inputs: list[Tensor]) -> Any:
@@ -299,7 +293,8 @@ def check_rules(model: ResidualModel, runs: TextPair) -> None:
         UnknownOperationError: an operation has; it is named, the one that misses most.
     """
     last: list[Tensor] = []
-    audit = _Audit(len(runs.ids))
+    calls: list[_Operation] = []
+    audit = _Outermost(len(runs.ids), _auditing(calls))
 
     def finish(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         last.append(first_input(args, kwargs))
@@ -309,11 +304,11 @@ def check_rules(model: ResidualModel, runs: TextPair) -> None:
         numbers = runs.score(last[-1])
     signs = torch.ones_like(numbers)
     signs[len(signs) // 2 :] = -1
-    activations = [x for call in audit.calls for x in (*call.inputs, *call.outputs)]
+    activations = [x for call in calls for x in (*call.inputs, *call.outputs)]
     found = iter(torch.autograd.grad(numbers, activations, signs, allow_unused=True))
-    adjoints = [[next(found) for _ in call.values] for call in audit.calls]
+    adjoints = [[next(found) for _ in call.values] for call in calls]
     least = 1e-3 * float((signs * numbers.detach()).sum().abs())
-    for call, of_call in zip(reversed(audit.calls), reversed(adjoints), strict=True):
+    for call, of_call in zip(reversed(calls), reversed(adjoints), strict=True):
         # The adjoint of the second text is minus that of the first: w . (x1 - x0) is w . x.
         flows = [
             0.0 if w is None else float((w * value).sum())

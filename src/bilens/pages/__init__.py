@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from bilens.pages.cuts import network_figure
     from bilens.pages.explanation import explanation_figure, shared_figure
     from bilens.pages.flows import ablation_figure
-    from bilens.pages.layout import plot_of, sections_of, show
+    from bilens.pages.layout import plot_of, sections_of
     from bilens.pages.page import report, write_page, write_report
 else:  # Pages of language models import transformers, which takes seconds.
     __getattr__, __dir__ = lazy_names(__name__)
@@ -33,7 +33,6 @@ __all__ = [
     "save_figure",
     "sections_of",
     "shared_figure",
-    "show",
     "spectrum_figure",
     "styled",
     "tree_figure",
