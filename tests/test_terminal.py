@@ -149,6 +149,18 @@ def test_a_server_can_hide_lines_of_long_work(caplog, monkeypatch):
         assert all(text.startswith("texts: 1 of 4") for text in caplog.messages)
 
 
+def test_lines_count_each_item_once(caplog, monkeypatch):
+    monkeypatch.setattr("bilens.progress.FIRST", 1e-9)
+    monkeypatch.setattr("bilens.progress.PACE", 0.04)
+    caplog.set_level(logging.INFO, logger.name)
+    for _ in progress_bar("steps", range(12)):
+        time.sleep(0.015)
+    counts = [int(text.split()[1]) for text in caplog.messages]
+    assert len(counts) > 2
+    assert counts == sorted(set(counts))
+    assert counts[-1] <= 12
+
+
 @pytest.mark.parametrize("where", ["terminal", "notebook", "notebook without widgets", "log"])
 def test_long_work_shows_how_far_it_is_everywhere(where, monkeypatch, capsys):
     monkeypatch.setattr("bilens.progress.FIRST", 1e-9)

@@ -79,6 +79,13 @@ class _Lines(tqdm):
 
     monitor_interval = 0  # no thread: there is nothing to redraw
 
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the items; that of tqdm counts some twice after its pace has changed."""
+        with self:
+            for item in self.iterable:
+                yield item
+                self.update()
+
     def display(self, msg: str | None = None, pos: int | None = None) -> None:
         """Log a line; tqdm calls it at its pace, and with an empty message at the end."""
         if msg is not None:
