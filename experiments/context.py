@@ -170,9 +170,8 @@ class RecipeContext:
         """Return a trained language model, from the folder of models if it exists."""
         # transformers takes seconds to import, and most recipes do without it.
         config = import_module("bilens.nn.language").LanguageConfig(**model.settings())
-        sizes = f"{config.n_layers}x{config.d_model}x{config.d_hidden}x{config.n_ctx}"
-        settings = _changed(training, "seed", "epochs")
-        run = self.models / re.sub(r"[^\w.=-]", "", f"{name}-{sizes}-{settings}")
+        settings = f"{_changed(model)}-{_changed(training, 'seed', 'epochs')}"
+        run = self.models / re.sub(r"[^\w.=-]", "", f"{name}-{settings}")
         if not has_begun(run) or not json.loads((run / "training.json").read_text())["finished"]:
             corpus = self.corpus(name, config.n_ctx, config.vocab_size)
             train = import_module("bilens.train.language").train_language
@@ -190,7 +189,8 @@ def has_begun(run: Path) -> bool:
 
 
 def _changed(
-    training: ClassifierTraining | AutoencoderTraining | LanguageTraining, *always: str
+    training: ClassifierTraining | AutoencoderTraining | LanguageTraining | LanguageSettings,
+    *always: str,
 ) -> str:
     """Return the settings that differ from the defaults, and those in `always`."""
     default = type(training)()

@@ -11,14 +11,15 @@ import pytest
 import torch
 from experiments.context import RecipeContext, validation_loss
 from experiments.running import run_recipe
-from experiments.stories import PROMPT, VERBS, talk_share
+from experiments.stories import PROMPT, VERBS
 
 from bilens.data import Corpus, Grammar, load_corpus
 from bilens.nn.language import LanguageConfig, LanguageModel
 from bilens.nn.settings import LanguageSettings
-from bilens.train.settings import PRESETS
+from bilens.train.settings import PRESETS, Preset
 from bilens.transformer import ResidualModel
 from experiments import grammar as recipe
+from experiments import stories as stories_recipe
 from experiments import story
 from tests.experiments.tiny import check_rows, write_gzip
 from tests.models import grammar_view, random_model
@@ -57,16 +58,15 @@ class TinyContext(RecipeContext):
 
 @pytest.mark.parametrize("name", ["grammar", "stories"])
 def test_a_recipe_writes_its_numbers_and_its_page(name, tmp_path, monkeypatch):
-    monkeypatch.setitem(PRESETS, "tiny", replace(PRESETS["tiny"], model=LanguageSettings(n_ctx=16)))
+    monkeypatch.setattr(stories_recipe, "SMALL", Preset(LanguageSettings(n_ctx=16)))
     record = run_recipe(name, TinyContext("small", tmp_path), tmp_path)
     assert json.loads((tmp_path / f"{name}.json").read_text()) == record
     page = (tmp_path / f"{name}.html").read_text()
     assert record["recipe"] == name
     check_rows(import_module(f"experiments.{name}").run(TinyContext("small", tmp_path)))
     if name == "stories":
-        assert set(record["table_7"]) == {"head 0", "head 1"}
         assert "Contexts" in page
-        assert "before girl" in page
+        assert "head 1, to" in page
 
 
 @pytest.fixture
@@ -90,9 +90,31 @@ def test_held_out_stories_are_not_those_of_training(story_context):
     assert not [text for text in held_out if story.spelling(text) in trained]
 
 
-def test_the_share_of_talk_counts_both_tokens():
-    rows = [("said", ",", 4.0), ("##laimed", ":", 3.0), ("dog", ",", 2.0), ("said", ".", 1.0)]
-    assert talk_share(pd.DataFrame(rows, columns=["virtual", "direct", "value"])) == 0.5
+def test_known_pairs_count_both_tokens():
+    pairs = [("said", ","), ("##laimed", ":"), ("dog", ","), ("said", "."), ('"', "."), (".", '"')]
+    frame = pd.DataFrame(pairs, columns=["virtual", "direct"])
+    assert stories_recipe.talk_pairs(frame) == [True, True, False, False, False, False]
+    assert stories_recipe.closing_pairs(frame) == [False, False, False, False, True, False]
+
+
+def test_what_an_eigenvector_takes_away_is_a_slope(monkeypatch):
+    """The heads add to one output; the MLP takes half of its square away, and the square is it."""
+    view, number = model_of_rules(d_model=72, positions="none")
+    output = number["ate"]
+    # Heads attend to all tokens alike and copy "ben" to "ate", on which N1 is.
+    attn, mlp = view.model.blocks[0].attn, view.model.blocks[0].mlp
+    attn.value.weight[0, number["ben"]] = attn.out.weight[output, 0] = 1
+    view.model.W_U[output, output] = 1
+    mlp.left.weight[0, output] = mlp.right.weight[0, output] = 1
+    mlp.out.weight[output, 0] = -1
+    # Two texts: "ben" is among two tokens, or among three; the sums are its shares.
+    texts = torch.tensor([[number["then"], number["ben"]], [number["then"], number["and"]]])
+    away, against = stories_recipe.cancelling_rows(view, texts, [output])
+    shares = torch.tensor([0, 1 / 2, 0, 0])
+    logits, taken = shares * (1 - 1 / 72), shares**2 * (1 - 1 / 72)
+    slope = torch.cov(torch.stack([logits, taken]), correction=0)
+    assert away.value == pytest.approx(float(slope[0, 1] / slope[0, 0]), rel=1e-3)
+    assert against.value == 1
 
 
 def test_validation_loss_is_a_mean_over_all_texts(tmp_path):
