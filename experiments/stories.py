@@ -55,7 +55,7 @@ SEEDS = (2, 3)
 """Initialisations of the models after a quarter of the training."""
 SMALL = Preset(
     LanguageSettings(d_model=128, n_heads=4, d_hidden=384, n_ctx=128),
-    LanguageTraining(epochs=1, batch_size=32, learning_rate=3e-3, warmup=0.02),
+    LanguageTraining(epochs=1, batch_size=8, learning_rate=3e-3, warmup=0.02),
 )
 QUARTER, HALF, WHOLE = 0.25, 0.5, 1.0
 FREQUENT, OUTPUTS, TEXTS = 500, 30, 64
