@@ -11,12 +11,13 @@ import torch
 from experiments.curves import BLUE, GREY, RED
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from torch import Tensor
 
 from bilens.data import Grammar, load_corpus, load_images
 from bilens.language import TokenDirection, bigram_matrix, contribution, top_contexts
 from bilens.nn import ClassifierConfig, Gate
 from bilens.nn.language import LanguageConfig
-from bilens.pages import heat_figure, new_figure, save_figure, styled
+from bilens.pages import Canvas, heat_figure, new_figure, save_figure, styled
 from bilens.train import ClassifierTraining, LanguageTraining, train_classifier
 from bilens.train.language import train_language
 from bilens.transformer import Pass, ResidualModel
@@ -31,7 +32,7 @@ def draw() -> None:
     save_figure(swish_figure(), FOLDER / "swish.svg")
     save_figure(gate_figure(), FOLDER / "gate-lines.svg")
     save_figure(folding_figure(), FOLDER / "folding.svg")
-    save_figure(form_figure(), FOLDER / "form.svg")
+    save_figure(layer_figure(), FOLDER / "layer.svg")
     model = trained()
     save_figure(bigram_figure(model), FOLDER / "bigrams.svg")
     save_figure(context_figure(model), FOLDER / "contexts.svg")
@@ -116,22 +117,54 @@ def folding_figure() -> Figure:
     return figure
 
 
-def form_figure() -> Figure:
-    """Draw the interaction matrix of the logit of 3: for each pixel a picture of its partners."""
+def layer_figure() -> Figure:
+    """Draw a layer, its tensor along 3 minus 8 as a matrix, and the matrix as eigenvectors.
+
+    In a matrix, each pixel has a picture of its partners.
+    """
     data = load_images("digits")
     config = ClassifierConfig(data.n_inputs, data.n_classes, d_model=64, image_shape=data.shape)
     model, _ = train_classifier(config, data, ClassifierTraining(epochs=20, batch_size=50))
-    matrix = model.tensor().interaction(output=3).dense().detach()
-    blocks = (
-        matrix.unflatten(1, (8, 8)).unflatten(0, (8, 8)).transpose(1, 2).flatten(2).flatten(0, 1)
-    )
-    figure = heat_figure(blocks, [""] * 64, [""] * 64, title="")
-    figure.set_size_inches(560 / 96, 560 / 96)
-    axes = _bare(figure)
-    for edge in range(8, 64, 8):
-        axes.axvline(edge - 0.5, color=GREY, linewidth=0.75)
-        axes.axhline(edge - 0.5, color=GREY, linewidth=0.75)
-    return figure
+    model.requires_grad_(False)
+    u = torch.eye(10)[3] - torch.eye(10)[8]
+    three, eight = model.tensor().interaction(output=[3, 8]).dense()
+    spectrum = model.tensor().interaction(u).eigh(k=2).oriented(data.test_images)
+    canvas = Canvas(8, 4.5, unit=90, title="", alt="A layer, its tensor and its eigenvectors")
+
+    def matrix(values: Tensor, name: str, *, x: float, y: float) -> None:
+        blocks = values.reshape(8, 8, 8, 8).transpose(1, 2)
+        canvas.eigenvector(blocks.flatten(), (64, 64), x=x, y=y)
+        canvas.label(name, x=x + 0.5, y=y + 1.02)
+
+    parts = {
+        "x": (0.9, 0.5),
+        "L x": (2.2, 0.2),
+        "R x": (2.2, 0.8),
+        "product of each unit": (3.9, 0.5),
+    }
+    for name, (x, y) in {**parts, "D, sums": (5.7, 0.5), "g(x)": (7.1, 0.5)}.items():
+        canvas.label(name, x=x, y=y - 0.1)
+    for side in (-1, 1):
+        canvas.line((1.1, 0.5 + 0.05 * side), (1.9, 0.5 + 0.3 * side), color=BLUE, width=2)
+        canvas.line((2.5, 0.5 + 0.3 * side), (2.9, 0.5 + 0.1 * side), color=BLUE, width=2)
+    for start, end in ((4.9, 5.2), (6.2, 6.8)):
+        canvas.line((start, 0.5), (end, 0.5), color=BLUE, width=2)
+    for x, sign, values, name in (
+        (1.2, "1 ×", three, "the tensor's output 3"),
+        (3.4, "− 1 ×", eight, "its output 8"),
+        (5.6, "=", three - eight, "Q(u), u = 3 − 8"),
+    ):
+        canvas.label(sign, x=x - 0.4, y=1.75)
+        matrix(values, name, x=x, y=1.35)
+    matrix(three - eight, "Q(u)", x=0.1, y=2.95)
+    for number, x in enumerate((2.2, 5.3)):
+        value, vector = float(spectrum.values[number]), spectrum.vectors[number]
+        canvas.label(f"{'+' if number else '='} {value:.2f} ×", x=x - 0.5, y=3.35)
+        matrix(torch.outer(vector, vector), f"v{number + 1} v{number + 1}ᵀ", x=x, y=2.95)
+        canvas.eigenvector(vector, data.shape, x=x + 1.05, y=2.95)
+        canvas.label(f"v{number + 1}", x=x + 1.55, y=3.97)
+    canvas.label("+ …", x=7.7, y=3.35)
+    return canvas.figure()
 
 
 def bigram_figure(model: ResidualModel) -> Figure:
