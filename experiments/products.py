@@ -17,7 +17,8 @@ Maps have biases, and those of a product begin with outputs of mean square 1.
 Small: 3 seeds of 3 epochs, 8 minutes on one core. Paper: 10 of 20.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from itertools import islice
 from math import prod
@@ -31,7 +32,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from bilens import load
-from bilens.hooks import hooked
 from experiments.context import Outcome, RecipeContext
 from experiments.results import Row
 from experiments.story import held_out_stories
@@ -201,8 +201,8 @@ def norm_rows(context: RecipeContext) -> list[Row]:
     def keep(norm: nn.Module, args: tuple[Tensor, ...], *_: Any) -> None:
         seen[norm] = args[0].double().square().mean(-1).flatten()
 
-    with hooked(after=[(norm, keep) for norm in norms]):
-        model.logits(fitted_on)
+    with hooked(norms, keep):
+        model.model(fitted_on)
     ends = [(float(seen[norm].min()), float(seen[norm].max())) for norm in norms]
     spread = [most / least for least, most in ends]
     rows = [Row.of_range("norms: largest mean square over the least", spread)]
@@ -221,15 +221,25 @@ def norm_rows(context: RecipeContext) -> list[Row]:
             s = args[0].double().square().mean(-1, keepdim=True)
             return args[0] * torch.from_numpy(of[norm](s.numpy())).to(args[0]) * norm.weight
 
-        with hooked(after=[(norm, exchanged) for norm in norms]):
+        with hooked(norms, exchanged):
             above = [a - b for a, b in zip(loss(model, others), exact, strict=True)]
         rows.append(Row.of(claim + "loss above the model's", above, unit="nats"))
     return rows
 
 
+@contextmanager
+def hooked(modules: list[nn.RMSNorm], hook: Callable[..., Tensor | None]) -> Iterator[None]:
+    """Let a function see, or exchange, the outputs of modules in this block."""
+    handles = [module.register_forward_hook(hook) for module in modules]
+    yield
+    for handle in handles:
+        handle.remove()
+
+
+@torch.no_grad()
 def loss(model: Any, ids: Tensor) -> list[float]:
     """Return the loss of each text in nats a token."""
-    logits = model.logits(ids)[:, :-1]
+    logits = model.model(ids).logits[:, :-1]
     each = functional.cross_entropy(logits.mT, ids[:, 1:], reduction="none")
     return each.mean(1).tolist()
 

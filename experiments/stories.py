@@ -45,7 +45,6 @@ from bilens.language import (
 from bilens.nn import LanguageSettings
 from bilens.pages import spectrum_figure
 from bilens.train import PRESETS, LanguageTraining
-from bilens.train.settings import Preset
 from bilens.transformer import Pass, ResidualModel
 from experiments.context import Outcome, RecipeContext, validation_loss
 from experiments.curves import Line, line_figure
@@ -53,9 +52,10 @@ from experiments.results import Row
 
 SEEDS = (2, 3)
 """Initialisations of the models after a quarter of the training."""
-SMALL = Preset(
-    LanguageSettings(d_model=128, n_heads=4, d_hidden=384, n_ctx=128),
-    LanguageTraining(epochs=1, batch_size=8, learning_rate=3e-3, warmup=0.02),
+SMALL = replace(
+    PRESETS["tiny"],
+    model=LanguageSettings(d_model=128, n_heads=4, d_hidden=384, n_ctx=128),
+    training=LanguageTraining(epochs=1, batch_size=8, learning_rate=3e-3, warmup=0.02),
 )
 QUARTER, HALF, WHOLE = 0.25, 0.5, 1.0
 FREQUENT, OUTPUTS, TEXTS = 500, 30, 64
@@ -81,7 +81,7 @@ def run(context: RecipeContext) -> Outcome:
     preset = context.choose(SMALL, PRESETS["paper"])
     corpus = context.corpus("tinystories", preset.model.n_ctx, preset.model.vocab_size)
     tokens = len(corpus.train) * preset.model.n_ctx * preset.training.epochs
-    by_part = {part: trained(context, preset, part) for part in (QUARTER, HALF, WHOLE)}
+    by_part = {part: trained(context, part) for part in (QUARTER, HALF, WHOLE)}
     model = by_part[WHOLE]
     counts = torch.bincount(corpus.validation[:]["input_ids"].flatten())
     frequent: list[int] = counts.argsort(descending=True)[:FREQUENT].tolist()
@@ -106,7 +106,7 @@ def run(context: RecipeContext) -> Outcome:
             baselines={"every such pair": len(ENDS) / 100},
         ),
         *cancelling_rows(model, places, outputs[:OUTPUTS]),
-        *changed_rows(context, preset, corpus),
+        *changed_rows(context, corpus),
     ]
     share = [100 * fmean(known) for known in talk.values()]
     axes = {"x_title": "tokens of training (millions)", "y_title": "of 100 pairs"}
@@ -140,10 +140,9 @@ def run(context: RecipeContext) -> Outcome:
     )
 
 
-def trained(
-    context: RecipeContext, preset: Preset, part: float, seed: int = 0, **changes: Any
-) -> ResidualModel:
+def trained(context: RecipeContext, part: float, seed: int = 0, **changes: Any) -> ResidualModel:
     """Return the model after a part of the training, with some of its settings changed."""
+    preset = context.choose(SMALL, PRESETS["paper"])
     training = replace(preset.training, epochs=part * preset.training.epochs, seed=seed)
     return context.language("tinystories", training, replace(preset.model, **changes))
 
@@ -212,10 +211,10 @@ def cancelling_rows(
     ]
 
 
-def changed_rows(context: RecipeContext, preset: Preset, corpus: Corpus) -> list[Row]:
+def changed_rows(context: RecipeContext, corpus: Corpus) -> list[Row]:
     """Return what norms, biases and twice the width change of the loss, and of table 1."""
-    sizes = preset.model
-    changes = {
+    sizes = context.choose(SMALL, PRESETS["paper"]).model
+    changes: dict[str, dict[str, Any]] = {
         "the model": {},
         "with norms": {"norm": "rms"},
         "with biases": {"bias": True},
@@ -224,7 +223,7 @@ def changed_rows(context: RecipeContext, preset: Preset, corpus: Corpus) -> list
     losses, words = ({name: list[float]() for name in changes} for _ in range(2))
     for name, changed in changes.items():
         for seed in context.seed_range(SEEDS):
-            model = trained(context, preset, QUARTER, seed, **changed)
+            model = trained(context, QUARTER, seed, **changed)
             losses[name].append(validation_loss(model.model, corpus))
             words[name].append(words_of_source(model))
     own = losses.pop("the model")

@@ -16,7 +16,7 @@ from experiments.stories import PROMPT, VERBS
 from bilens.data import Corpus, Grammar, load_corpus
 from bilens.nn.language import LanguageConfig, LanguageModel
 from bilens.nn.settings import LanguageSettings
-from bilens.train.settings import PRESETS, Preset
+from bilens.train.settings import PRESETS
 from bilens.transformer import ResidualModel
 from experiments import grammar as recipe
 from experiments import stories as stories_recipe
@@ -58,7 +58,9 @@ class TinyContext(RecipeContext):
 
 @pytest.mark.parametrize("name", ["grammar", "stories"])
 def test_a_recipe_writes_its_numbers_and_its_page(name, tmp_path, monkeypatch):
-    monkeypatch.setattr(stories_recipe, "SMALL", Preset(LanguageSettings(n_ctx=16)))
+    monkeypatch.setattr(
+        stories_recipe, "SMALL", replace(PRESETS["tiny"], model=LanguageSettings(n_ctx=16))
+    )
     record = run_recipe(name, TinyContext("small", tmp_path), tmp_path)
     assert json.loads((tmp_path / f"{name}.json").read_text()) == record
     page = (tmp_path / f"{name}.html").read_text()
