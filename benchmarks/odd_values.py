@@ -502,7 +502,7 @@ SKIPPED = {
     "take a function or a plot, or none": ("counting_operations", "analysis", "log_axis", "styled"),
     "take a reading, whose kinds have tests of their own": (
         *("ablation_figure", "network_figure", "plot_of", "report", "save_figure"),
-        *("sections_of", "shared_figure", "show", "truncation_figure"),
+        *("sections_of", "shared_figure", "truncation_figure"),
         *("write_page", "write_report", "contribution", "corpus_for"),
     ),
     "take what another function made": (
@@ -521,7 +521,6 @@ SKIPPED = {
             "flow_table",
             "in_chat",
             "load_graph",
-            "explore",
             "explorer",
             "make_bilinear",
             "open_model",

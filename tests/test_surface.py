@@ -58,9 +58,9 @@ except bilens.BilensError as error:
     assert str(error).startswith("colour is no setting of a report")
 else:
     raise AssertionError
-address = bilens.explore.explore(run, data="digits", wait=False)
+address = bilens.explore.explorer(run, data="digits").launch(wait=False)
 assert "Draw on the sheet" in urlopen(address).read().decode()
-assert bilens.pages.write_report and bilens.explore.explorer
+assert bilens.pages.write_report
 """
 
 

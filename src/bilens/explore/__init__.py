@@ -1,5 +1,5 @@
 """The explorer: a local web app on one model, which runs as a Hugging Face Space too."""
 
-from bilens.explore.app import explore, explorer
+from bilens.explore.app import explorer
 
-__all__ = ["explore", "explorer"]
+__all__ = ["explorer"]

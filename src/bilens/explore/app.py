@@ -170,35 +170,6 @@ def _data(model: Any, source: Any, data: str | ImageData | None, folder: str | P
 
 
 @checked
-def explore(
-    source: Any,
-    *,
-    host: str | None = None,
-    port: int | None = None,
-    open_browser: bool = False,
-    wait: bool = True,
-    **settings: Any,
-) -> str:
-    """Serve the explorer of a model until ctrl-C, and return its address.
-
-    See `Explorer.launch` for the place, and `explorer` for an app that is launched later.
-
-    Args:
-        source: a run directory, the name of a repository on the hub, or a model.
-        host: address to listen at; by default this machine's own.
-        port: by default the first free one from 7860.
-        open_browser: open it in the default browser.
-        wait: False serves in the background and returns at once.
-        settings: data, data_dir, device and add of `explorer`.
-
-    Raises:
-        BilensError: as `explorer`, or host and port cannot be listened on.
-    """
-    app = explorer(source, **settings)
-    return app.launch(host=host, port=port, open_browser=open_browser, wait=wait)
-
-
-@checked
 def write_space(folder: str | Path, source: str | Path, *, data: str | None = None) -> None:
     """Write a folder with app.py, Dockerfile, requirements.txt, README.md and the model.
 
