@@ -215,7 +215,7 @@ def _is_number(kind: type, value: Any) -> bool:
     return kind is float and isinstance(value, float) and math.isfinite(value)
 
 
-def _entries(kind: type, name: Any, content: Any) -> Check:
+def _entries(kind: Any, name: Any, content: Any) -> Check:
     """Return the check of a dictionary's names and contents."""
     names, contents = _items(list, (name,)), _items(list, (content,))
     return lambda value: isinstance(value, kind) and names([*value]) and contents([*value.values()])
