@@ -43,7 +43,7 @@ GROUPS = {
 }
 """Headings of the page, and the names of their files."""
 OF_THE_PROJECT = (
-    *("checks", "cost", "families", "odd_values", "radii", "right", "size"),
+    *("checks", "cost", "families", "odd_values", "right", "size"),
     "unseen_templates",
 )
 """Files that the page leaves out: about the project itself, or with a page of their own."""

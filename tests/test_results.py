@@ -181,6 +181,8 @@ def test_a_claim_of_a_source_has_a_number_a_test_or_a_reason(claim):
         row, held = claims.row_of(claim, RESULTS), claims.verdict(claim, RESULTS)
         if claim["source"]:
             assert held in ("yes", "no", "cannot tell")
+        # A number without an interval, or with nothing beside it, says why.
+        assert claim["where"] or (row["low"] is not None and claim["beside"]), claim["claim"]
         numbers = verdicts.numbers_of_source(claim["source"])
         if numbers and row["source"] is not None and " to " not in claim["source"]:
             assert [*numbers] == pytest.approx([row["source"]], rel=1e-3)
