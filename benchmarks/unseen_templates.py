@@ -57,6 +57,8 @@ TASKS = sorted(path.stem for path in FILES if path.stem != "pronouns")
 """Tasks of models of English; the pronouns are those of the story model."""
 TEMPLATES, LEAST = 3, 3
 """Templates of each task, and questions of each that the model answers, at least."""
+NUMBERS = {"word": (0, 1, 4, 5), "end": (3, 4, 5)}
+"""Numbers of the roles at the word, at all of several, and at the end; they may be one place."""
 OURS, PARTS, EAP_IG = "stages", "parts", "parts, EAP-IG"
 METHODS = (OURS, PARTS, EAP_IG)
 LEVEL, LEFT = (0.9, 1.15), 0.1
@@ -137,8 +139,7 @@ def random_directions(others: Sequence[Split], cuts: Cuts, place: Any) -> MLPDir
     layer = cuts.layers[place]
     changes = []
     for (first, second), numbers in zip(finding.passes, finding.groups, strict=True):
-        # The word, and the end, may be one place, the last of `bilens.circuits.cases.ROLES`.
-        at = [role in (0 if place == "word" else 2, 3) for role in finding.roles[numbers[0]]]
+        at = [role in NUMBERS[place] for role in finding.roles[numbers[0]]]
         moved = first.streams[layer] - second.streams[layer]
         changes.append(moved[:, at].flatten(0, 1).double())
     rows = torch.cat(changes)

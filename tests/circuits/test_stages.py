@@ -25,7 +25,13 @@ from tests.models import toy_tokenizer, view_of
 
 PAIRS = [(a, b) for a in (1, 2, 3, 4, 8, 9) for b in (1, 3, 9)]
 SENTENCES = {"short": "t{1} {0} t{2} t4", "long": "t8 t{1} t{2} {0} t1"}
-WORD, BETWEEN, END, BOTH = range(len(ROLES))
+WORD, SECOND, BETWEEN, END, BOTH, SECOND_BOTH = range(len(ROLES))
+PLACES = {
+    "word": [WORD, BOTH],
+    "word 2": [SECOND, SECOND_BOTH],
+    "between": [BETWEEN],
+    "end": [END, BOTH, SECOND_BOTH],
+}
 
 
 def questions(name, sentence, task="one"):
@@ -132,19 +138,21 @@ def rises_by_hooks(view, cases, live_of, before_of=lambda roles: ()):
 
 @torch.no_grad()
 @pytest.mark.parametrize(
-    "sentence", ["t1 {0} t{1} t{2} t4", "t9 t{1} t{2} {0}", "t9 {0} t{1} {0} t{2}"]
+    "sentence",
+    ["t1 {0} t{1} t{2} t4", "t9 t{1} t{2} {0}", "t9 {0} t{1} {0} t{2}", "t9 t{2} {0} t{1} {0}"],
 )
 def test_stages_are_exchanges_by_own_hooks(llama, sentence):
     asked = answered(llama, questions("", sentence))[:9]
     cases = Cases.of(llama, asked)
     found = find_stages([Split.of(cases, range(len(asked)), "")])
-    measuring = cases.some(range(5 if len(asked) == 9 else 0, len(asked))).by("role")
     measuring = Cases.joined([Split.of(cases, range(len(asked)), "").measuring]).by("role")
 
     def share(mask):
         rises = rises_by_hooks(llama, measuring, lambda n, part, role: bool(mask[n, role, part]))
         return float(rises.sum() / measuring.changes.sum())
 
+    has_second = any(role in (SECOND, SECOND_BOTH) for roles in measuring.roles for role in roles)
+    assert has_second is (sentence.count("{0}") == 2)
     # Each stage as JSON has it.
     ranges = {Row(x.kind, x.role): (x.first, x.last) for x in found.stages}
     mask = torch.zeros(found.mask.shape, dtype=torch.bool)
@@ -152,8 +160,7 @@ def test_stages_are_exchanges_by_own_hooks(llama, sentence):
         parts = [llama.n_heads] if stage.kind == "mlps" else range(llama.n_heads)
         for layer in range(stage.first, stage.last + 1):
             for part in parts:
-                mask[layer, ROLES.index(stage.role), part] = True
-                mask[layer, BOTH, part] |= stage.role in ("word", "end")
+                mask[layer, PLACES[stage.role], part] = True
     assert mask.equal(found.mask)
     assert found.measured.restored.value == pytest.approx(share(mask), abs=1e-5)
     assert found.measured.left.value == pytest.approx(share(~mask), abs=1e-5)
@@ -163,25 +170,25 @@ def test_stages_are_exchanges_by_own_hooks(llama, sentence):
         for name, alone in stage.strongest:
             layer, head = map(int, name.split("."))
             one = mask_of(llama, others)
-            one[layer, [ROLES.index(stage.role), *([BOTH] * (stage.role != "between"))], head] = (
-                True
-            )
+            one[layer, PLACES[stage.role], head] = True
             assert alone == pytest.approx(share(one), abs=1e-5)
-    assert found.inside == (int(mask[:, :3].sum()), mask[:, :3].numel())
+    of_roles = mask[:, [WORD, SECOND, BETWEEN, END] if has_second else [WORD, BETWEEN, END]]
+    assert found.inside == (int(of_roles.sum()), of_roles.numel())
 
 
 @torch.no_grad()
-def test_cuts_are_exchanges_of_the_stream_by_own_hooks(llama):
-    asked = answered(llama, questions("", SENTENCES["long"]))[:6]
+@pytest.mark.parametrize("sentence", [SENTENCES["long"], "t9 {0} t{1} {0} t{2} t4"])
+def test_cuts_are_exchanges_of_the_stream_by_own_hooks(llama, sentence):
+    asked = answered(llama, questions("", sentence))[:6]
     cases = Cases.of(llama, asked).by("role")
     whole = torch.eye(llama.d_model).double()
     for layer in range(llama.n_layers):
-        for place, role in (("word", WORD), ("end", END)):
+        for place, here in (("word", (WORD, SECOND)), ("end", (END,))):
             expected = rises_by_hooks(
                 llama,
                 cases,
                 lambda *_: True,
-                lambda roles, n=layer, r=role: {n: [i for i, x in enumerate(roles) if x == r]},
+                lambda roles, n=layer, r=here: {n: [i for i, x in enumerate(roles) if x in r]},
             )
             for directions in (None, MLPDirections(whole, whole)):
                 f = passed(cases, {(layer, place): directions})
@@ -197,9 +204,16 @@ def test_roles_are_where_texts_differ_and_what_predicts(view):
         return found
 
     assert roles("t1 t2 t3 t4", "t1 t7 t3 t4") == (-1, WORD, BETWEEN, END)
-    assert roles("t1 t2 t3 t4", "t1 t7 t3 t8") == (-1, WORD, BETWEEN, BOTH)
+    assert roles("t1 t2 t3 t4", "t1 t7 t3 t8") == (-1, WORD, BETWEEN, SECOND_BOTH)
     assert roles("t1 t2 t3", "t1 t2 t4") == (-1, -1, BOTH)
-    assert roles("t2 t3 t2 t4", "t7 t3 t7 t4") == (WORD, BETWEEN, WORD, END)
+    assert roles("t2 t3 t2 t4", "t7 t3 t7 t4") == (WORD, BETWEEN, SECOND, END)
+    assert roles("t2 t3 t2 t4 t2", "t7 t3 t7 t4 t7") == (
+        WORD,
+        BETWEEN,
+        SECOND,
+        BETWEEN,
+        SECOND_BOTH,
+    )
     assert roles("t1 t2 t3 t4", "t1 t7 t3 t4", position=2) == (-1, WORD, END)
     assert roles("t1 t2 t9 t4 t4", "t7 t9 t4 t4") == (WORD, WORD, BETWEEN, BETWEEN, END)
 

@@ -29,8 +29,11 @@ from bilens.transformer.passes import Pass, first_change
 Result = TypeVar("Result")
 Axis = Literal["", "position", "role"]
 """What a mask tells apart beside layers and parts."""
-ROLES = ("word", "between", "end", "word and end")
-"""Roles of positions: where texts differ, what predicts, both, and what lies between."""
+ROLES = ("word", "word 2", "between", "end", "word and end", "word 2 and end")
+"""Roles of positions: where texts differ, what predicts, both, and what lies between.
+
+What differs after tokens that are the same again stands apart from the first word: it is word 2.
+"""
 
 
 class Cases:
@@ -298,9 +301,16 @@ def _roles(case: Case) -> tuple[int, ...]:
     differ[time - shared :] = (first[time - shared :] != second[len(second) - shared :]).any(-1)
     if len(first) != len(second):
         differ[: max(differ.nonzero().flatten().tolist(), default=time - 2) + 1] = True
-    word, between, end, both = range(len(ROLES))
-    roles = torch.where(differ, word, between)
-    last = slice(time - case.score.length, time)
-    roles[last] = torch.where(differ[last], both, end)
-    roles[: int(differ.int().argmax())] = -1
-    return tuple(roles.tolist())
+    start, roles = int(differ.int().argmax()), list[int]()
+    for position, changes in enumerate(differ.tolist()):
+        is_first = bool(differ[start : position + 1].all())
+        role = ("word" if is_first else "word 2") if changes else ""
+        if position >= time - case.score.length:
+            role = f"{role} and end" if role else "end"
+        roles.append(-1 if position < start else ROLES.index(role or "between"))
+    return tuple(roles)
+
+
+def have_roles(cases: Cases, numbers: Sequence[int]) -> bool:
+    """Return whether a position of some question has one of these roles, by their numbers."""
+    return any(role in numbers for roles in cases.roles for role in roles)

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from bilens.circuits.cases import ROLES, Cases, in_all, summed
+from bilens.circuits.cases import ROLES, Cases, have_roles, in_all, summed
 from bilens.circuits.directions import MLPDirections
 from bilens.circuits.measures import Split
 from bilens.circuits.recurring import balance
@@ -84,7 +84,7 @@ def find_cuts(splits: Sequence[Split], measuring: Cases | None = None) -> Cuts:
         curves[place][layer] = tuple(shares)
         return _are_good(shares)
 
-    apart = any(ROLES.index("word") in roles for roles in deciding.roles)
+    apart = have_roles(deciding, [ROLES.index("word"), ROLES.index("word 2")])
     until = n_layers // 2
     since: int | None = 0
     layers: dict[Place, int] = {"end": until}
@@ -187,7 +187,8 @@ def _changes(cases: Cases, group: int, passing: Passing) -> list[Change]:
 
 
 def _is_at(roles: Tensor, place: Place) -> Tensor:
-    return (roles == ROLES.index(place)) | (roles == ROLES.index("word and end"))
+    numbers = [number for number, role in enumerate(ROLES) if place in role]
+    return torch.isin(roles, torch.tensor(numbers, device=roles.device))
 
 
 def _snapshots(

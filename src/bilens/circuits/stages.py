@@ -2,19 +2,21 @@
 
 A question has places of three roles: the *word*, where its texts differ, the *end*, whose next
 token is predicted, and what lies *between*; what stands in front of the first is equal in both.
+Words that differ further on, after tokens that are the same again, are a role of their own, *word
+2*.
 A stage is all heads, or all MLPs, of a range of layers at the places of one role. A mask of roles
 keeps the parts of stages as they run on the first text; all others are those of the second.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from bilens.circuits.cases import ROLES, Cases
+from bilens.circuits.cases import ROLES, Cases, have_roles
 from bilens.circuits.cuts import Cuts, last_true
 from bilens.circuits.measures import Measured, Split, measured
 from bilens.transformer import ResidualModel
@@ -29,7 +31,7 @@ STRONGEST = 3
 """Heads of a stage that are named."""
 
 Kind = Literal["heads", "mlps"]
-Role = Literal["word", "between", "end"]
+Role = Literal["word", "word 2", "between", "end"]
 
 
 class Row(NamedTuple):
@@ -39,7 +41,7 @@ class Row(NamedTuple):
     role: Role
 
 
-ROWS = tuple(Row(kind, role) for role in ("word", "between", "end") for kind in ("heads", "mlps"))
+ROWS = tuple(Row(kind, role) for role in get_args(Role) for kind in get_args(Kind))
 Ranges = Mapping[Any, tuple[int, int]]
 """First and last layer of the stage of each row that has one."""
 
@@ -136,11 +138,13 @@ def mask_of(model: ResidualModel, ranges: Ranges) -> Bool[Tensor, "layers roles 
     mask = torch.zeros(len(exist), len(ROLES), exist.shape[1], dtype=torch.bool)
     for (kind, role), (first, last) in ranges.items():
         parts = slice(0, -1) if kind == "heads" else slice(-1, None)
-        mask[first : last + 1, ROLES.index(role), parts] = True
-    mask[:, ROLES.index("word and end")] = (
-        mask[:, ROLES.index("word")] | mask[:, ROLES.index("end")]
-    )
+        mask[first : last + 1, places_of(role), parts] = True
     return mask & exist[:, None]
+
+
+def places_of(role: Role) -> list[int]:
+    """Return the numbers of the roles of places at which the parts of a role are."""
+    return [i for i, name in enumerate(ROLES) if role in name.split(" and ")]
 
 
 def cut_ends(worths: Float[Tensor, "rows layers"], deciding: Cases) -> Ranges:
@@ -169,7 +173,8 @@ def cut_ends(worths: Float[Tensor, "rows layers"], deciding: Cases) -> Ranges:
     # The first tolerances that are too large, from the largest on.
     number = 1 + last_true(lambda i: not (is_good(i) and is_good(i + 1)), len(TOLERANCES), -1)
     if number == len(TOLERANCES):
-        return dict.fromkeys(ROWS, (0, worths.shape[1] - 1))
+        whole = (0, worths.shape[1] - 1)
+        return {row: whole for row, of_row in zip(ROWS, worths, strict=True) if of_row.any()}
     return ranges_of(number)
 
 
@@ -272,11 +277,17 @@ def _worths(scores: Float[Tensor, "layers roles parts"]) -> Float[Tensor, "rows 
 
     What stands at a place that is word and end counts for the end.
     """
-    word, between, end, both = scores.unbind(1)
     rows = []
-    for of_role in (word, between, end + both):
+    for role in get_args(Role):
+        of_role = _scores_of(role, scores)
         rows += [of_role[:, :-1].sum(1), of_role[:, -1]]
     return torch.stack(rows).abs()
+
+
+def _scores_of(
+    role: Role, scores: Float[Tensor, "layers roles parts"]
+) -> Float[Tensor, "layers parts"]:
+    return scores[:, places_of(role)].sum(1) if role == "end" else scores[:, ROLES.index(role)]
 
 
 def measured_stages(
@@ -285,6 +296,8 @@ def measured_stages(
     """Return stages with what they do on questions, each of them and all together."""
     mask = mask_of(measuring.model, ranges)
     total, by_template = measured(measuring, mask, ~mask)
+    has_second = have_roles(measuring, places_of("word 2"))
+    roles = [role for role in get_args(Role) if has_second or role != "word 2"]
     rows = [row for row in ROWS if row in ranges]
     rows.sort(key=lambda row: ranges[row])
     tries: list[Ranges] = [{x: r for x, r in ranges.items() if x != row} for row in rows]
@@ -293,8 +306,7 @@ def measured_stages(
     for row in rows:
         for layer, head in _strongest(row, ranges[row], scores):
             alone = mask_of(measuring.model, {x: r for x, r in ranges.items() if x != row})
-            alone[layer, ROLES.index(row.role), head] = True
-            alone[layer, ROLES.index("word and end"), head] |= row.role != "between"
+            alone[layer, places_of(row.role), head] = True
             masks.append(alone)
             heads.append((row, f"{layer}.{head}"))
     shares = measuring.faithfulness(torch.stack(masks).cpu().double()).tolist() if masks else []
@@ -303,8 +315,9 @@ def measured_stages(
         named = [(x, f) for (of, x), f in zip(heads, shares[len(rows) :], strict=True) if of == row]
         first, last = ranges[row]
         stages.append(StageOfLayers(row.kind, row.role, first, last, without, tuple(named)))
-    places = mask[:, :3], measuring.model.places.exist[:, None].expand(-1, 3, -1)
-    inside, every = (int(x.sum()) for x in places)
+    exist = measuring.model.places.exist
+    inside = int(mask[:, [ROLES.index(role) for role in roles]].sum())
+    every = len(roles) * int(exist.sum())
     task = measuring.cases[0].question.task
     return Stages(task, tuple(stages), mask, total, by_template, (inside, every))
 
@@ -315,9 +328,7 @@ def _strongest(
     """Return layers and numbers of the heads of a stage with the largest scores."""
     if row.kind == "mlps":
         return []
-    of_role = scores[:, ROLES.index(row.role), :-1].clone()
-    if row.role == "end":
-        of_role += scores[:, ROLES.index("word and end"), :-1]
+    of_role = _scores_of(row.role, scores)[:, :-1]
     first, last = layers
     inside = of_role[first : last + 1]
     largest = inside.flatten().topk(min(STRONGEST, inside.numel()))
@@ -327,4 +338,4 @@ def _strongest(
 
 def place_of(role: str) -> str:
     """Return where a role is, in words."""
-    return "between" if role == "between" else f"at the {role}"
+    return {"between": role, "word 2": "at word 2"}.get(role, f"at the {role}")

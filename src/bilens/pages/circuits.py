@@ -25,10 +25,11 @@ from bilens.sections import Picture, Section, Table, plain
 
 STAGES = (
     "A stage is all heads, or all MLPs, of a range of layers at the places of one role: at the "
-    "word where the texts differ, at the end, or between. “Without it” is the share that the other "
-    "stages restore. Of its heads the strongest stand beside it, with the share that is restored "
-    "if each is the only head of its stage; that may be more than with all. Stages are the path of "
-    "the change and not of one answer: other tasks share them."
+    "word where the texts differ, at the end, or between. What differs after tokens that are the "
+    "same again is word 2. “Without it” is the share that the other stages restore. Of its heads "
+    "the strongest stand beside it, with the share that is restored if each is the only head of "
+    "its stage; that may be more than with all. Stages are the path of the change and not of one "
+    "answer: other tasks share them."
 )
 PARTS = (
     "Each part alone takes its value of the second text in the run of the first (noising: share of "
