@@ -18,6 +18,9 @@ from bilens.figures.canvas import DIVERGING
 from bilens.figures.sheet import BLUE, CHART, GREY, LINE, RED, Figure, new_figure, styled
 from bilens.tensor import Spectrum
 
+MARKED = 60
+"""Most points of a curve that have a mark each."""
+
 
 @styled
 def accuracy_curve(
@@ -28,16 +31,22 @@ def accuracy_curve(
     unit: str,
     kept_by: str,
     label: str = "the model",
+    band: Sequence[tuple[float, float]] = (),
 ) -> Figure:
     """Draw accuracy against the number of units kept, and a dotted line for the full model's.
 
     `kept_by` continues the unit's name in the title of the axis, as in "paths kept over all
-    classes".
+    classes". `band` has the low and high end of each accuracy.
     """
     title = f"{unit} kept {kept_by}"
     figure, axes = new_figure(alt=f"Test accuracy against the {title}")
     shares = [100 * accuracy for accuracy in accuracies]
-    axes.plot(list(counts), shares, color=BLUE, marker="o", markersize=4)
+    marker = "o" if len(shares) <= MARKED else ""
+    axes.plot(list(counts), shares, color=BLUE, marker=marker, markersize=4)
+    if band:
+        low, high = zip(*band, strict=True)
+        ends = ([100 * x for x in side] for side in (low, high))
+        axes.fill_between(list(counts), *ends, color=BLUE, alpha=0.15, linewidth=0)
     axes.axhline(100 * full, linestyle=":", color=GREY)
     axes.annotate(
         f"{label}: {full:.2%}",

@@ -21,6 +21,11 @@ from bilens.sections import Columns, Fact, Percent
 from bilens.settings import Count, NotNegative
 from bilens.tensor import Spectrum, TensorChain
 
+FEW = 10
+"""Eigenvectors of each class beside whose accuracy that of all stands."""
+FLAT = 1 / 3
+"""Effective rank, as a share of all eigenvectors, above which a spectrum is flat."""
+
 
 @checked
 def top_inputs(
@@ -107,7 +112,7 @@ class ClassifierReading(Reading):
 
     def facts(self) -> list[Fact]:
         accuracies = self.curve.accuracy
-        few = min(10, len(accuracies))
+        few = min(FEW, len(accuracies))
         return [
             ("data", self.data.name),
             ("test accuracy", Percent(self.accuracy)),
@@ -122,15 +127,23 @@ class ClassifierReading(Reading):
         return {**columns, "form": [self.data.class_names[i] for i in columns["form"]]}
 
     def answer(self) -> str:
-        """Return the accuracy with ten eigenvectors, in one sentence."""
+        """Return how many eigenvectors lose at most a point, and advice where they are many."""
         if self.data.is_chance(self.accuracy):
             return chain.chance_sentence(self.accuracy, self.data)
-        accuracies = self.curve.accuracy
-        few = min(10, len(accuracies))
-        return (
-            f"{few} of the {len(accuracies)} eigenvectors of each class keep "
-            f"{accuracies[few - 1]:.1%} of test images right; all of them {self.accuracy:.1%}."
+        accuracies, needed = self.curve.accuracy, self.curve.needed(0.01)
+        said = (
+            f"{needed} of the {len(accuracies)} eigenvectors of each class keep "
+            f"{accuracies[needed - 1]:.1%} of test images right; all of them {self.accuracy:.1%}"
         )
+        if needed > FEW:
+            said += f", and {FEW} of them {accuracies[FEW - 1]:.1%}"
+        rank = float(self.spectrum.effective_rank().mean())
+        if rank > FLAT * len(accuracies):
+            said += (
+                f". The spectra are flat, as of {rank:.0f} equally strong eigenvectors. More "
+                "images, or training with more --weight-decay and --input-noise, may leave fewer"
+            )
+        return said + "."
 
 
 @detached

@@ -39,7 +39,7 @@ def classifier_sections(reading: ClassifierReading) -> list[Section]:
         Section(
             reading.title,
             reading.answer(),
-            [[Picture("truncation", partial(truncation_figure, reading.curve))]],
+            [[Picture("truncation", partial(truncation_figure, reading.curve, n_images))]],
         ),
         Section(
             "How well it holds",
@@ -129,11 +129,17 @@ def eigenvector_figure(
 
 
 @checked
-def truncation_figure(curve: TruncationCurve) -> Figure:
-    """Plot the test accuracy of the model cut to the first k eigenvectors of each class."""
+def truncation_figure(curve: TruncationCurve, n_images: Count | None = None) -> Figure:
+    """Plot the test accuracy of the model cut to the first k eigenvectors of each class.
+
+    With the number of test images, a band shows the 95 % interval of each accuracy.
+    """
+    band = []
+    if n_images is not None:
+        band = [clopper_pearson(round(share * n_images), n_images) for share in curve.accuracy]
     counts = range(1, len(curve.accuracy) + 1)
     names = {"unit": "eigenvectors", "kept_by": "for each class", "label": "all of them"}
-    return accuracy_curve(counts, curve.accuracy, curve.full, **names)
+    return accuracy_curve(counts, curve.accuracy, curve.full, band=band, **names)
 
 
 def accuracy_table(columns: Columns) -> Table:
