@@ -123,12 +123,14 @@ def main() -> None:
         claim = f"{name}: error of the sum over the middle layer's stream, all tokens"
         rows.append(Row.of_range(claim, errors))
         lens = found.pop("lens")
+        ahead = [ours - other for ours, other in zip(lens, found["mean Jacobian"], strict=True)]
         means = {method: sum(values) / len(values) for method, values in found.items()}
         claim = f"{name}: ten most raised tokens of a node, shared by the lens and the exchange"
         rows.append(Row.of_shares(claim, lens, baselines=means))
+        rows.append(Row.of(f"{name}: the same, the lens less the mean Jacobian, by pair", ahead))
         worst = {method: min(values) for method, values in found.items()}
         rows.append(Row(f"{name}: the same, the worst pair", min(lens), baselines=worst))
-        for row in rows[-3:]:
+        for row in rows[-4:]:
             print(row, flush=True)
     if recording is not None:
         recording.write(
