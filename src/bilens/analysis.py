@@ -131,7 +131,7 @@ class Reading:
         return ({"graph": self.plot()} if has_graph else {}) | figures_by_name(parts)
 
     def record(self) -> dict[str, Any]:
-        """Return its numbers for JSON; see `bilens.pages.record_of`."""
+        """Return its numbers for JSON: its plain fields, or its facts and tables."""
         record: dict[str, Any] = self._pages.record_of(self)
         return record
 

@@ -1,7 +1,7 @@
 """A circuit says only what is true of its questions: who found, who measures, and who answers."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -217,26 +217,19 @@ def test_directions_are_not_measured_with_repeated_questions(view):
         task_directions(view, MANY[:1] * 3, 2)
 
 
-def test_numbers_of_a_record_are_numbers(view, right, many):
+def test_a_record_is_the_fields_of_the_reading(view, right, many):
     named = [replace(q, template="ab"[i % 2]) for i, q in enumerate(right)]
     reading = circuit(view, named, level="parts", keep=0.6, controls=True)
-    row, (found,) = json.loads(json.dumps(reading.record(), allow_nan=False)), reading.circuits
-    measured, restored, left = found.measured, found.measured.restored, found.measured.left
-    expected = {"restored": restored.value, "low": restored.low, "high": restored.high}
-    expected |= {"left": left.value, "left low": left.low, "right": measured.right}
-    expected |= {"measuring questions": 6, "closeness": measured.closeness, "level": "parts"}
-    expected |= {"holds": found.found.holds, "size": found.size}
-    assert {name: row[name] for name in expected} == expected
-    effects = {str(x.part): x.noising for x in found.effects}
-    assert {part["part"]: part["noising"] for part in row["parts"]} == effects
-    sizes = {x["size"]: tuple(x["restored"]) for x in row["sizes"]}
-    assert sizes == {size: tuple(shares) for size, shares in found.found.sizes.items()}
-    values = [x.measured.restored.value for x in found.left_out.values()]
-    assert [x["restored"] for x in row["left out"]] == values
-    assert row["control"]["restored"] == found.control.measured.restored.value
-    for rows in (row["templates"], row["left out"]):
-        assert [x["template"] for x in rows] == ["a", "b"]
-    assert "transfer" not in row
+    (row,) = json.loads(json.dumps(reading.record(), allow_nan=False))["answers"]
+    found, of_parts = row["circuit"], reading.circuits[0]
+    assert found["measured"] == asdict(of_parts.measured)
+    effects = {str(x.part): x.noising for x in of_parts.effects}
+    assert {part["part"]: part["noising"] for part in found["effects"]} == effects
+    sizes = {int(size): tuple(shares) for size, shares in found["found"]["sizes"].items()}
+    assert sizes == of_parts.found.sizes
+    assert found["left_out"]["a"]["measured"] == asdict(of_parts.left_out["a"].measured)
+    assert found["control"]["measured"] == asdict(of_parts.control.measured)
+    assert [one["question"]["text"] for one in row["asked"]] == [q.text for q in named]
     assert plain(many.record()) == many.record()
 
 
@@ -249,12 +242,13 @@ def two(view, right):
 
 def test_the_transfer_of_a_record_is_a_matrix(two):
     record = json.loads(json.dumps(two.record(), allow_nan=False))
-    restored, left = torch.tensor(record["transfer"]), torch.tensor(record["transfer left"])
-    assert restored.shape == left.shape == (2, 2)
-    for number, row in enumerate(record["tasks"]):
-        assert float(restored[number, number]) == pytest.approx(row["restored"])
-        assert float(left[number, number]) == pytest.approx(row["left"])
-        assert row["stages"]
+    for number, row in enumerate(record["answers"]):
+        transferred, measured = record["transfer"][number], row["circuit"]["measured"]
+        assert len(transferred) == 2
+        for name in ("restored", "left"):
+            value = transferred[number][name]["value"]
+            assert value == pytest.approx(measured[name]["value"])
+        assert row["circuit"]["stages"]
 
 
 def test_a_page_has_every_answer_and_all_questions(many, two, right):

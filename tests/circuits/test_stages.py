@@ -266,25 +266,23 @@ def test_stages_that_are_not_needed_are_dropped():
 def test_a_reading_has_stages_cuts_and_all_questions(view, templates, reading):
     (answer,), (found,) = reading.answers, reading.circuits
     both = [*templates[0], *templates[1]]
-    record = json.loads(json.dumps(reading.record(), allow_nan=False))
-    assert [(x["kind"], x["role"], x["first"], x["last"]) for x in record["stages"]] == [
+    (record,) = json.loads(json.dumps(reading.record(), allow_nan=False))["answers"]
+    stages = record["circuit"]["stages"]
+    assert [(x["kind"], x["role"], x["first"], x["last"]) for x in stages] == [
         (x.kind, x.role, x.first, x.last) for x in found.stages
     ]
-    assert [x["without"] for x in record["stages"]] == [x.without for x in found.stages]
-    assert record["restored"] == found.measured.restored.value
-    roles = [one["role"] for one in record["questions"]]
+    assert [x["without"] for x in stages] == [x.without for x in found.stages]
+    roles = [one.use for one in answer.asked]
     sizes = {name: roles.count(name) for name in ("orders", "decides", "measures", "left out")}
     parts = [Split.shares(range(len(one))) for one in templates]
     expected = [sum(len(split[i]) for split in parts) for i in range(3)]
     assert list(sizes.values()) == [*expected, 0]
     cases = Cases.of(view, both).by("role")
     f = cases.values(found.mask.double()[None])[0] / cases.changes
-    assert [one["restored"] for one in record["questions"]] == pytest.approx(f.tolist())
-    ends = [[x["after the first text"], x["after the second"]] for x in record["questions"]]
-    assert ends == [list(case.ends) for case in cases.cases]
-    assert record["cuts"]["word until"] == found.cuts.until
-    assert record["cuts"]["curves"].keys() == {"word", "end"}
-    assert [x["template"] for x in record["left out"]] == ["short", "long"]
+    assert [one.restored for one in answer.asked] == pytest.approx(f.tolist())
+    assert [one.values for one in answer.asked] == [case.ends for case in cases.cases]
+    assert record["circuit"]["cuts"]["curves"].keys() == {"word", "end"}
+    assert [*found.left_out] == ["short", "long"]
     assert found.left_out["short"].measured.questions == parts[0][2][-1] + 1 - parts[0][2][0]
     titles = [section.title for section in reading.sections()]
     assert titles[1:3] == ["Stages", "Templates"]

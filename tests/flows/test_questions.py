@@ -15,6 +15,7 @@ from bilens.errors import BilensError
 from bilens.figures.sheet import svg_of
 from bilens.flows import Question, answered, flow
 from bilens.flows.reading import answer_question
+from bilens.sections import plain as as_json
 from bilens.transformer.changes import mixed_site, mlp_site
 from tests.families import exact_norms, family_view
 from tests.flows.flows import QUESTIONS, uncapped
@@ -91,7 +92,7 @@ def by_positions(view, question):
 
 
 def by_stages(view, question):
-    return circuit(view, [question]).record()
+    return as_json(circuit(view, [question]).circuits)
 
 
 def by_parts(view, question):

@@ -135,8 +135,8 @@ def test_a_page_has_the_text_as_it_was_written(view):
         asked = Question(text, "t5", ("t6",), other)
         (case,) = make_cases(view, [asked])
         assert case.texts == (f"“{text}”", f"“{other}”")
-        (record,) = circuit(view, [asked]).record()["questions"]
-        assert (record["text"], record["against"]) == (text, other)
+        frame = circuit(view, [asked]).sections()[-1].rows[0][0].frame
+        assert (frame["text"][0], frame["against"][0]) == (text, other)
     (case,) = make_cases(view, [replace(asked, position=1)])
     assert case.texts == ("“ t3 t4”", "“ t8 t4”")
 

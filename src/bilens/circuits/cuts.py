@@ -5,7 +5,7 @@ the places of a role or some directions of it; all else has its values of the se
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from typing import Literal
@@ -56,7 +56,7 @@ class Cuts:
     at: tuple[float, float | None]
     curves: Mapping[Place, Mapping[int, tuple[float, ...]]]
     layers: Mapping[Place, int]
-    directions: Mapping[Place, MLPDirections]
+    directions: Mapping[Place, MLPDirections] = field(repr=False)
     width: int | None
     through: Mapping[int, float]
 

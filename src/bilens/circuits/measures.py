@@ -120,7 +120,7 @@ class Circuit:
     found: Found
     measured: Measured
     by_template: Mapping[str, Measured]
-    live: Bool[Tensor, " *shape"]
+    live: Bool[Tensor, " *shape"] = field(repr=False)
     effects: tuple[PartEffect, ...] = ()
     left_out: "Mapping[str, Circuit]" = field(default_factory=dict)
     control: "Circuit | None" = None

@@ -90,6 +90,7 @@ class CircuitReading(Reading):
 
     title: ClassVar[str] = "Circuit"
     is_picture: ClassVar[bool] = True
+    has_plain_fields: ClassVar[bool] = True
     formats: ClassVar[dict[str, str]] = {
         **dict.fromkeys(("noising", "denoising"), "+.0%"),
         **dict.fromkeys(("restored", "low", "high", "left", "closeness", "without it"), "z.0%"),

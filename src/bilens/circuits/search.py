@@ -4,7 +4,7 @@ For masks, f and the roles of questions see `bilens.circuits.cases`.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -36,8 +36,8 @@ class Found:
         sizes: numbers of parts that were tried, and f of each on every template there.
     """
 
-    mask: Bool[Tensor, " *shape"]
-    order: Int[Tensor, " parts"]
+    mask: Bool[Tensor, " *shape"] = field(repr=False)
+    order: Int[Tensor, " parts"] = field(repr=False)
     holds: bool
     sizes: dict[int, tuple[float, ...]]
 

@@ -92,7 +92,7 @@ class Stages:
 
     task: str
     stages: tuple[StageOfLayers, ...]
-    mask: Bool[Tensor, "layers roles parts"]
+    mask: Bool[Tensor, "layers roles parts"] = field(repr=False)
     measured: Measured
     by_template: Mapping[str, Measured]
     inside: tuple[int, int]

@@ -1,7 +1,6 @@
 """The page of what carries an answer: its picture, templates, numbers, and questions."""
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -10,18 +9,16 @@ import torch
 
 from bilens.circuits.asked import Asked
 from bilens.circuits.cuts import Cuts
-from bilens.circuits.measures import Circuit, Measured
-from bilens.circuits.patching import parts_in
-from bilens.circuits.reading import SHOWN, Answer, CircuitReading, TaskAnswer
+from bilens.circuits.measures import Circuit
+from bilens.circuits.reading import SHOWN, Answer, CircuitReading
 from bilens.circuits.search import HIGHEST
 from bilens.circuits.stages import Stages
 from bilens.figures.plots import count_axis, heat_figure
 from bilens.figures.sheet import CHART, LINE, Figure, add_legend, new_figure, styled
-from bilens.flows.interval import Interval
 from bilens.pages.graph import NARROW
-from bilens.pages.layout import plot_of, record_of, sections_of
+from bilens.pages.layout import plot_of, sections_of
 from bilens.pages.stages import stages_figure
-from bilens.sections import Picture, Section, Table, plain
+from bilens.sections import Picture, Section, Table
 
 STAGES = (
     "A stage is all heads, or all MLPs, of a range of layers at the places of one role: at the "
@@ -150,7 +147,6 @@ def _questions(asked: tuple[Asked, ...]) -> pd.DataFrame:
 
 
 def _question(one: Asked) -> dict[str, Any]:
-    """Return a question as a row, which JSON has too."""
     first, second = one.values
     return {
         "template": one.question.template,
@@ -169,100 +165,3 @@ def _question(one: Asked) -> dict[str, Any]:
 def _unquoted(text: str) -> str:
     """Return a text without the quotes around it; those within are its own."""
     return text[1:-1] if text.startswith("“") else text
-
-
-@record_of.register
-def circuit_record(reading: CircuitReading) -> dict[str, Any]:
-    """Return all numbers for JSON: those of a single task, or of each of several in `tasks`."""
-    records = [_record(answer) for answer in reading.answers]
-    record: dict[str, Any] = {
-        "level": "stages" if reading.is_of_stages else "parts",
-        "heading": reading.heading,
-        "number": reading.question.number,
-        "values": list(reading.values),
-        "notes": list(reading.notes),
-    }
-    if not reading.transfer:
-        return record | records[0]
-    shares = [[x.restored.value for x in row] for row in reading.transfer]
-    left = [[x.left.value for x in row] for row in reading.transfer]
-    return {**record, "tasks": records, "transfer": shares, "transfer left": left}
-
-
-def _record(given: TaskAnswer) -> dict[str, Any]:
-    """Return the numbers of a task for JSON."""
-    answer = given.circuit
-    record: dict[str, Any] = {
-        "task": answer.task,
-        "premise": given.premise,
-        **_found(answer),
-        **_numbers(answer.measured),
-        "templates": [{"template": k, **_numbers(x)} for k, x in answer.by_template.items()],
-        "left out": [
-            {"template": k, **_found(x), **_numbers(x.measured)} for k, x in answer.left_out.items()
-        ],
-    }
-    if isinstance(answer, Stages) and answer.cuts is not None:
-        record["cuts"] = _cuts(answer.cuts, given.named)
-    if answer.control is not None:
-        numbers = _found(answer.control) | _numbers(answer.control.measured)
-        record["control"] = {"verdict": given.control, **numbers}
-    record["questions"] = [plain(_question(one)) for one in given.asked]
-    return record
-
-
-def _found(answer: Answer) -> dict[str, Any]:
-    """Return what was found: the stages, or the parts."""
-    if isinstance(answer, Stages):
-        inside, every = answer.inside
-        stages = []
-        for stage in answer.stages:
-            heads = [{"head": name, "alone": f} for name, f in stage.strongest]
-            stages.append({**asdict(stage), "strongest": heads})
-        return {"stages": stages, "inside": inside, "parts and places": every}
-    core = parts_in(answer.core)
-    effects = {effect.part: effect for effect in answer.effects}
-    parts = []
-    for part in parts_in(answer.parts):
-        numbers = {}
-        if part in effects:
-            numbers = {x: getattr(effects[part], x) for x in ("noising", "denoising")}
-        parts.append({"part": str(part), **numbers, "core": part in core})
-    sizes = [{"size": n, "restored": list(f)} for n, f in sorted(answer.found.sizes.items())]
-    return {"holds": answer.holds, "size": answer.size, "parts": parts, "sizes": sizes}
-
-
-def _cuts(cuts: Cuts, named: Mapping[str, tuple[str, str]]) -> dict[str, Any]:
-    curves = {}
-    for place, curve in cuts.curves.items():
-        curves[place] = [{"layer": n, "restored": list(f)} for n, f in sorted(curve.items())]
-    at, at_end = cuts.at
-    return {
-        "apart": cuts.apart,
-        "word until": cuts.until,
-        "end from": cuts.since,
-        "restored by the word": at,
-        "restored by the end": at_end,
-        "curves": curves,
-        "width": cuts.width,
-        "restored through directions": [
-            {"directions": n, "restored": f} for n, f in cuts.through.items()
-        ],
-        "tokens": {k: {"raises": a, "lowers": b} for k, (a, b) in named.items()},
-    }
-
-
-def _numbers(measured: Measured) -> dict[str, Any]:
-    return {
-        **_interval("restored", "", measured.restored),
-        **_interval("left", "left ", measured.left),
-        "closeness": measured.closeness,
-        "right": measured.right,
-        "measuring questions": measured.questions,
-        "model answers": measured.answers,
-        "mean change": measured.change,
-    }
-
-
-def _interval(name: str, ends: str, interval: Interval) -> dict[str, float | None]:
-    return {name: interval.value, f"{ends}low": interval.low, f"{ends}high": interval.high}

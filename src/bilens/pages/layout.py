@@ -81,7 +81,6 @@ def table_plot(reading: Reading) -> Figure:
     return figure
 
 
-@singledispatch
 def record_of(reading: Reading) -> dict[str, Any]:
     """Return the numbers of a reading for JSON: its plain fields, or its facts and tables."""
     return plain(reading) if reading.has_plain_fields else facts_and_tables(reading)
