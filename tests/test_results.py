@@ -45,8 +45,8 @@ OF_SHARES = r"accuracy$|held out$|cosine$|found|match of|correlation|recovered|t
 BEFORE_SHARES = {"case_sae", "grammar"}
 """Files written when intervals of shares could leave 0 to 1; the next run of their recipe mends
 them."""
-NOT_MEASURED = ("95", "64", "1.702", "1.24", "6.18", "3.9")
-"""Levels of intervals, sizes of heads and models, GELU's slope as a Swish, and versions."""
+NOT_MEASURED = ("95", "64", "1.702", "1.24", "6.18", "3.9", "5.8")
+"""Levels of intervals, sizes of heads, models and installs, GELU's slope as Swish, and versions."""
 
 
 @cache
