@@ -6,6 +6,10 @@ with 1.24 and 8 billion parameters. A process of its own opens them. Private mem
 dropped; the whole counts pages of the model's files too, which are dropped when memory is short.
 Read is what is made float32, over all weights, in a second flow, when the model was compared with
 its own pass.
+
+`python -m benchmarks.large --circuit --folder FOLDER --write` searches the circuit of 8 questions
+in a model of 8 billion parameters, in half an hour of one thread, and writes
+`results/large_circuit.json`. All layers have the same random weights, each in a file of its own.
 """
 
 import argparse
@@ -27,7 +31,8 @@ from tests.flows.test_precision import Widened
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import bilens
-from bilens.flows import flow
+from bilens.circuits import circuit
+from bilens.flows import Question, flow
 from bilens.tensor import BilinearTensor, Spectrum
 
 SHAPES = {
@@ -35,11 +40,11 @@ SHAPES = {
     8: {"d_model": 4096, "d_hidden": 14336, "layers": 32, "tied": False},
 }
 """Shapes of Llama 3.2 1B and Llama 3.1 8B, by billions of parameters."""
-LOGITS, EIGENPAIRS, TOKENS = 4, 8, 8
+LOGITS, EIGENPAIRS, TOKENS, QUESTIONS = 4, 8, 8, 8
 
 
-def write(shape: dict[str, int], folder: Path) -> None:
-    """Write random weights, a layer at a time."""
+def write(shape: dict[str, int], folder: Path, *, repeated: bool = False) -> None:
+    """Write random weights, a layer at a time; with `repeated` those of the first in all layers."""
     config = LlamaConfig(
         hidden_size=shape["d_model"],
         intermediate_size=shape["d_hidden"],
@@ -58,9 +63,13 @@ def write(shape: dict[str, int], folder: Path) -> None:
         groups.setdefault(".".join(name.split(".")[:3]), {})[name] = size
     files: dict[str, str] = {}
     generator = torch.Generator().manual_seed(0)
+    weights: dict[str, torch.Tensor] = {}
     for number, group in enumerate(groups.values()):
         file = f"model-{number:05}.safetensors"
-        weights = {name: _random(size, generator) for name, size in group.items()}
+        if repeated and ".layers." in next(iter(group)) and len(weights) == len(group):
+            weights = dict(zip(group, weights.values(), strict=True))
+        else:
+            weights = {name: _random(size, generator) for name, size in group.items()}
         save_file(weights, folder / file, {"format": "pt"})
         files |= dict.fromkeys(group, file)
     index = json.dumps({"metadata": {}, "weight_map": files})
@@ -103,31 +112,60 @@ def spectra(model: Any, layer: int) -> Spectrum:
     return BilinearTensor(*weights).interaction(directions).eigh(EIGENPAIRS)
 
 
+def measured(peak: Peak, name: str, call: Callable[[], Any]) -> Any:
+    """Return what a call returns, and print a line of JSON: name, seconds, private and whole GB."""
+    peak.start()
+    start = time.process_time()
+    result = call()
+    seconds = time.process_time() - start
+    print(json.dumps([name, seconds, peak.private, peak.whole]), flush=True)
+    return result
+
+
+def questions(model: Any) -> list[Question]:
+    """Return questions that the model answers: texts of random tokens that differ in the third."""
+    generator = torch.Generator().manual_seed(0)
+    texts = torch.randint(100, 1000, (QUESTIONS, TOKENS), generator=generator)
+    others = texts.clone()
+    others[:, 2] += 50
+    first, second = (model.logits(ids)[:, -1] for ids in (texts, others))
+    tokens, minus = first.argmax(-1).tolist(), (second - first).argmax(-1).tolist()
+    return [Question(*x, template="random") for x in zip(texts, tokens, minus, others, strict=True)]
+
+
+def read_circuit(folder: Path) -> None:
+    """Print the lines of a search of the circuit of some questions, as `read` does."""
+    model = bilens.load(folder, low_memory=True)
+    asked = questions(model)
+    with Widened() as widened:
+        name = f"circuit of {QUESTIONS} questions of {TOKENS} tokens"
+        measured(Peak(), name, lambda: circuit(model, asked))
+    print_read(f"{name}: read over all weights", model, widened)
+
+
+def print_read(name: str, model: Any, widened: Widened) -> None:
+    """Print a line of what was made float32 over all weights."""
+    weights = sum(parameter.numel() for parameter in model.model.parameters())
+    print(json.dumps([name, widened.count / weights, None, None]), flush=True)
+
+
 def read(folder: Path) -> None:
-    """Print a line of JSON for each reading: name, seconds, private and whole GB."""
+    """Print a line for each reading."""
     peak = Peak()
-
-    def measured(name: str, call: Callable[[], Any]) -> Any:
-        peak.start()
-        start = time.process_time()
-        result = call()
-        seconds = time.process_time() - start
-        print(json.dumps([name, seconds, peak.private, peak.whole]), flush=True)
-        return result
-
-    model = measured("load, every weight checked", lambda: bilens.load(folder, low_memory=True))
+    model = measured(
+        peak, "load, every weight checked", lambda: bilens.load(folder, low_memory=True)
+    )
     layer, ids = model.n_layers // 2, torch.arange(TOKENS) + 100
     pairs = f"top {EIGENPAIRS} eigenpairs of {LOGITS} logits, one layer"
-    measured(pairs, lambda: spectra(model, layer))
-    measured("OV and QK of all heads of a layer", lambda: (model.ov(layer), model.qk(layer)))
+    measured(peak, pairs, lambda: spectra(model, layer))
+    measured(peak, "OV and QK of all heads of a layer", lambda: (model.ov(layer), model.qk(layer)))
     other = ids.clone()
     other[2] += 50
     between = partial(flow, model, ids, model.direction(5), against=other, labels=0)
-    measured(f"flow between two texts of {TOKENS} tokens, the first", between)
+    measured(peak, f"flow between two texts of {TOKENS} tokens, the first", between)
     with Widened() as widened:
-        measured(f"flow between two texts of {TOKENS} tokens", between)
-    weights = sum(parameter.numel() for parameter in model.model.parameters())
-    print(json.dumps(["read over all weights", widened.count / weights, None, None]), flush=True)
+        measured(peak, f"flow between two texts of {TOKENS} tokens", between)
+    print_read("read over all weights", model, widened)
 
 
 def main() -> None:
@@ -136,17 +174,19 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path(), help="where there is room")
     parser.add_argument("--billions", type=float, nargs="*", default=list(SHAPES))
     parser.add_argument("--read", type=Path, help="a folder to read in this process")
+    parser.add_argument("--circuit", action="store_true", help="of 8 billion, and nothing else")
     parser.add_argument("--write", action="store_true")
     given = parser.parse_args()
     torch.set_num_threads(1)
     if given.read:
-        read(given.read)
+        (read_circuit if given.circuit else read)(given.read)
         return
     recording, rows = Recording() if given.write else None, []
-    for billions in given.billions:
+    flags = ["--circuit"] * given.circuit
+    for billions in [8] if given.circuit else given.billions:
         with TemporaryDirectory(dir=given.folder) as folder:
-            write(SHAPES[billions], Path(folder))
-            command = [sys.executable, "-m", "benchmarks.large", "--read", folder]
+            write(SHAPES[billions], Path(folder), repeated=given.circuit)
+            command = [sys.executable, "-m", "benchmarks.large", *flags, "--read", folder]
             lines = subprocess.check_output(command, text=True).splitlines()
         for name, seconds, private, whole in map(json.loads, lines):
             memory = {"private GB": private, "whole GB": whole} if private else {}
@@ -154,6 +194,16 @@ def main() -> None:
             rows.append(Row(claim, seconds, unit="s" * bool(memory), baselines=memory))
             print(rows[-1], flush=True)
     if recording is not None:
+        of_all = {"tokens": TOKENS, "seconds": "of the processor"}
+        if given.circuit:
+            recording.write(
+                "large_circuit",
+                title="A circuit in a model of 8 billion weights in files",
+                command="python -m benchmarks.large --circuit --write",
+                rows=rows,
+                settings={"questions": QUESTIONS, "layers": "all with the same weights", **of_all},
+            )
+            return
         recording.write(
             "large",
             title="Memory and time of large models",
@@ -163,8 +213,7 @@ def main() -> None:
                 "parameters, billions": given.billions,
                 "eigenpairs": EIGENPAIRS,
                 "logits": LOGITS,
-                "tokens": TOKENS,
-                "seconds": "of the processor",
+                **of_all,
             },
         )
 

@@ -1,5 +1,6 @@
 """Memory is checked before it is taken, or its lack is said in a line."""
 
+import ctypes
 import re
 import sys
 from collections.abc import Iterator
@@ -54,6 +55,19 @@ def check_memory(n_bytes: int, purpose: str, device: torch.device | str = "cpu")
             f"{purpose} need {_gigabytes(n_bytes)} of memory on {device}, and "
             f"{_gigabytes(available)} are available"
         )
+
+
+def return_freed() -> None:
+    """Give freed memory back to the system, on Linux.
+
+    Its C library keeps freed arrays of less than 32 MB, between which larger ones do not fit: half
+    of what a flow of a long text would hold, and all that a pass widens of a model.
+    """
+    if sys.platform == "linux":
+        # Other C libraries than glibc keep less, and have no such function.
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -1,6 +1,7 @@
 """Sixteen bits behave as a float32 copy, and float32 passes where float64 does."""
 
 import ast
+import gc
 from copy import deepcopy
 from dataclasses import replace
 from itertools import count
@@ -13,11 +14,11 @@ import transformers
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import bilens
-from bilens.circuits import patch
+from bilens.circuits import Cases, patch
 from bilens.errors import BilensError
-from bilens.flows import adjoints, audit, flow
+from bilens.flows import Question, adjoints, audit, flow
 from bilens.flows.question import likely_answer
-from bilens.transformer import Pass, ResidualModel
+from bilens.transformer import Pass, ResidualModel, running
 from bilens.transformer.families import FAMILIES
 from bilens.transformer.mixing import AttentionCall
 from tests.families import LIKE_LLAMA
@@ -189,6 +190,34 @@ class Widened(TorchDispatchMode):
             if isinstance(x, torch.Tensor) and x.dtype not in NARROW:
                 self.largest = max(self.largest, x.untyped_storage().nbytes())
         return result
+
+
+def test_no_wide_copy_of_a_weight_waits_for_the_backward_pass(monkeypatch):
+    model = made("llama", torch.bfloat16)
+    view = ResidualModel(model, TOKENS)
+    shapes = {x.shape for x in model.model.layers.parameters() if x.dim() > 1}
+    cases = Cases.of(view, [Question(FIRST, "t11", "t12", SECOND)])
+    differentiate, given_back = torch.autograd.grad, []
+    monkeypatch.setattr(running, "FREED", 0)
+    monkeypatch.setattr(running, "return_freed", lambda: given_back.append(None))
+
+    def looking(*args):
+        assert [x for x in gc.get_objects() if is_wide(x, shapes)] == []
+        before = len(given_back)
+        slopes = differentiate(*args)
+        # Forward and backward, each matrix of each layer at least.
+        assert min(before, len(given_back) - before) >= 7 * len(model.model.layers)
+        given_back.clear()
+        return slopes
+
+    monkeypatch.setattr(torch.autograd, "grad", looking)
+    given_back.clear()
+    assert cases.scores(cases.everything).any()
+
+
+def is_wide(x, shapes):
+    """Return whether a Python object is a copy in float32 of a matrix of one of some shapes."""
+    return type(x) is torch.Tensor and x.dtype == torch.float32 and x.shape in shapes
 
 
 def test_only_experts_that_run_are_widened_once_each_way():

@@ -1,7 +1,5 @@
 """Adjoints of a number at every part of a model, layer by layer from the last."""
 
-import ctypes
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,6 +15,7 @@ from bilens.flows.modules import Hook, module_hooks
 from bilens.flows.rules import Leaf, Rules, make_leaf
 from bilens.flows.secants import UnknownOperationError
 from bilens.hooks import hooked
+from bilens.memory import return_freed
 from bilens.progress import progress_bar
 from bilens.transformer.experts import ExpertCall
 from bilens.transformer.mixing import Mix
@@ -310,7 +309,7 @@ class Adjoints:
             if not self.keep:
                 # Arrays of heads and of MLPs do not fit into each other's places.
                 del of_layer
-                _return_freed()
+                return_freed()
         stream = self.graphs[0].stream
         of_stream = pending.get(stream.leaf)
         if of_stream is not None:
@@ -415,16 +414,3 @@ def token_flows(
             terms = w[: adjoints.questions] * adjoints.change(value)
             flows += terms.flatten(2).sum(-1).to(flows)
     return flows
-
-
-def _return_freed() -> None:
-    """Give freed memory back to the system, on Linux.
-
-    Its C library keeps freed arrays of less than 32 MB, between which larger ones do not fit: half
-    of what a flow of a long text would hold.
-    """
-    if sys.platform == "linux":
-        # Other C libraries than glibc keep less, and have no such function.
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-        if trim is not None:
-            trim(0)

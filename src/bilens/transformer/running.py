@@ -2,11 +2,11 @@
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from copy import deepcopy
 from functools import partial
-from typing import Any, NoReturn, cast
+from typing import Any, ClassVar, NoReturn, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -21,6 +21,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from bilens.errors import BilensError
 from bilens.hooks import StopForwardError, changed, evaluating, hooked
+from bilens.memory import return_freed
 
 PREFIX = "bilens-"
 _is_recording: ContextVar[bool] = ContextVar("is_recording", default=False)
@@ -109,6 +110,8 @@ def _eager_attention(module: nn.Module) -> Callable[..., Any]:
 NARROW = (torch.float16, torch.bfloat16)
 LARGE = 2**22
 """Numbers of a weight that are widened at a time, such as those of an unembedding."""
+FREED = 2**30
+"""Bytes of freed copies that the C library may keep."""
 DTYPE = Tensor.dtype.__get__  # type: ignore[attr-defined]
 DEVICE = Tensor.device.__get__
 VIEWS: tuple[Any, ...] = (
@@ -176,6 +179,8 @@ class _WideWeights(TorchFunctionMode):
     Nor does one stay for the backward pass: what it needs of a weight is widened again there.
     """
 
+    freed: ClassVar[int] = 0  # bytes of copies since memory was given back
+
     def __init__(self, noise: torch.Generator | None = None) -> None:
         super().__init__()
         self.noise = noise
@@ -212,6 +217,7 @@ class _WideWeights(TorchFunctionMode):
     def _wide(self, weight: Tensor) -> Tensor:
         """Return a weight as it is used, with noise in the last bit if there is any."""
         wide = weight.to(device_of(weight), _wide_dtype(weight))
+        _give_back(wide.nbytes)
         if self.noise is None:
             return wide
         noise = torch.rand(wide.shape, generator=self.noise).to(wide.device)
@@ -229,7 +235,16 @@ class _WideWeights(TorchFunctionMode):
             return function(*wide, **wide_named)
 
 
-def made_again(copies: Sequence[tuple[Tensor, Tensor]]) -> AbstractContextManager[None]:
+def _give_back(size: int) -> None:
+    """Give back the memory of copies that were freed, once they are `FREED` bytes."""
+    _WideWeights.freed += size
+    if _WideWeights.freed > FREED:
+        _WideWeights.freed = 0
+        return_freed()
+
+
+@contextmanager
+def made_again(copies: Sequence[tuple[Tensor, Tensor]]) -> Iterator[None]:
     """Let no graph of this block keep wide copies of weights: backward they are made once more.
 
     Args:
@@ -248,9 +263,13 @@ def made_again(copies: Sequence[tuple[Tensor, Tensor]]) -> AbstractContextManage
         if isinstance(kept, Tensor):
             return kept
         weight, device, dtype, view = kept
+        _give_back(weight.numel() * dtype.itemsize)
         return weight.detach().to(device, dtype).as_strided(*view)
 
-    return saved_tensors_hooks(pack, unpack)
+    with saved_tensors_hooks(pack, unpack):
+        yield
+    # The graph keeps both functions, and with the first one all that it knows.
+    stored.clear()
 
 
 def _rows_at_once(weight: Float[Tensor, "n_out n_in"]) -> int:
