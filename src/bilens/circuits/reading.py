@@ -236,22 +236,10 @@ def circuit(
     if not alone:
         _check_apart(everything, plans)
     everything = everything.by("role" if level == "stages" else "position" if alone else "")
-    searches = sum(1 + len(x) * (len(x) > 1) + controls for x in plans.values())
-    answers = list[TaskAnswer]()
     search: Find = find_stages
     if level == "parts":
         search = partial(find_circuit, keep=keep, size=size, heads=heads)
-    with progress_bar(f"circuit of {level}", total=searches) as bar:
-
-        def find(splits: Sequence[Split], measuring: Cases | None = None) -> Answer:
-            """Search, as all answers, those of other templates and controls are found."""
-            found = search(splits, measuring=measuring)
-            bar.update()
-            return found
-
-        for task, templates in plans.items():
-            of_task = tasks[task], templates
-            answers.append(_of_task(everything, task, *of_task, find, controls=controls))
+    answers = _answers(everything, tasks, plans, search, controls=controls)
     measuring = [_measuring(everything, templates) for templates in plans.values()]
     shown = typical(measuring[0].cases)
     several = answers if len(answers) > 1 else []
@@ -280,6 +268,31 @@ def _check_options(level: Level, keep: float, size: int | None, *, heads: bool) 
 
 
 Find = Callable[..., Answer]
+
+
+def _answers(
+    everything: Cases,
+    tasks: Mapping[str, Sequence[int]],
+    plans: Mapping[str, Mapping[str, Sequence[int]]],
+    search: Find,
+    *,
+    controls: bool,
+) -> list[TaskAnswer]:
+    """Return the answers of all tasks, by the numbers of their questions and of their templates."""
+    searches = sum(1 + len(x) * (len(x) > 1) + controls for x in plans.values())
+    answers = list[TaskAnswer]()
+    with progress_bar("circuit", total=searches) as bar:
+
+        def find(splits: Sequence[Split], measuring: Cases | None = None) -> Answer:
+            """Search, as all answers, those of other templates and controls are found."""
+            found = search(splits, measuring=measuring)
+            bar.update()
+            return found
+
+        for task, templates in plans.items():
+            of_task = tasks[task], templates
+            answers.append(_of_task(everything, task, *of_task, find, controls=controls))
+    return answers
 
 
 def _of_task(
