@@ -32,7 +32,7 @@ GROUPS = {
         "certify",
     ],
     "Language models": [
-        *("stories", "story", "grammar", "compare", "anneal", "linear_gates"),
+        *("stories", "story", "grammar", "compare", "induction", "anneal", "linear_gates"),
         *("tensorise", "tensorise_own", "tensor_readings"),
     ],
     "Circuits and flows": ["coverage", "patching", "labels", "tuned", "many"],
