@@ -64,7 +64,7 @@ def run(context: RecipeContext) -> Outcome:
         for name in NAMES
     }
     lines = [spread_line(NAMES[name], *_curve(of)) for name, of in sorted(histories.items())]
-    axes = {"x_title": "tokens (thousands)", "y_title": "nats a token"}
+    axes: dict[str, Any] = {"x_title": "tokens (thousands)", "y_title": "nats a token"}
     figure = line_figure(lines, title="Training loss", **axes)
     losses = {
         name: [[record["eval_loss"] for record in one if "eval_loss" in record] for one in of]

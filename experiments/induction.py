@@ -10,6 +10,7 @@ Small: 3 seeds, 4 minutes on one core. Paper: 10.
 """
 
 from statistics import median
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Int
@@ -23,7 +24,14 @@ from experiments.results import Row
 SEEDS = (3, 10)
 """Initialisations at either scale."""
 POSITIONS = ("learned", "shortformer", "rotary")
-SIZES = {"vocab_size": 32, "d_model": 64, "n_layers": 2, "n_heads": 2, "d_hidden": 64, "n_ctx": 40}
+SIZES: dict[str, Any] = {
+    "vocab_size": 32,
+    "d_model": 64,
+    "n_layers": 2,
+    "n_heads": 2,
+    "d_hidden": 64,
+    "n_ctx": 40,
+}
 SHORTEST, LONGEST = 8, 16
 BATCH, RATE, EVERY, MOST, SHARE, HELD_OUT = 32, 1e-2, 20, 1500, 0.8, 300
 
@@ -47,7 +55,7 @@ def run(context: RecipeContext) -> Outcome:
         shares = torch.tensor([curve + curve[-1:] * (longest - len(curve)) for curve in of])
         ends = (part.tolist() for part in (shares.median(0)[0], shares.amin(0), shares.amax(0)))
         lines.append(Line(kind, range(EVERY, EVERY * longest + 1, EVERY), *ends))
-    axes = {"x_title": "steps", "y_title": "share of repeated words that are found"}
+    axes: dict[str, Any] = {"x_title": "steps", "y_title": "share of repeated words that are found"}
     figure = line_figure(lines, title="Median and range of seeds", **axes)
     settings = {
         **SIZES,
@@ -72,7 +80,7 @@ def learned(positions: str, seed: int) -> list[float]:
     held_out, again = draw(HELD_OUT, torch.Generator().manual_seed(10_000))
     generator = torch.Generator().manual_seed(seed)
     torch.manual_seed(seed)
-    model = LanguageModel(LanguageConfig(**SIZES, norm="rms", positions=positions))
+    model = LanguageModel(LanguageConfig(**{**SIZES, "norm": "rms", "positions": positions}))
     optimizer = torch.optim.AdamW(model.parameters(), RATE)
     shares: list[float] = []
     while EVERY * len(shares) < MOST and (not shares or shares[-1] < SHARE):

@@ -53,9 +53,9 @@ class Encoders(nn.Module):
 
     def __init__(self, n_in: int, hidden: int, n_out: int, encoders: int, square: float) -> None:
         super().__init__()
-        self.encoders = nn.ModuleList(nn.Linear(n_in, hidden) for _ in range(encoders))
-        self.out = nn.Linear(hidden, n_out)
-        for encoder in self.encoders:
+        maps = [nn.Linear(n_in, hidden) for _ in range(encoders)]
+        self.encoders, self.out = nn.ModuleList(maps), nn.Linear(hidden, n_out)
+        for encoder in maps:
             nn.init.normal_(encoder.weight, std=square**-0.5)
 
     def forward(self, x: Float[Tensor, "batch n_in"]) -> Float[Tensor, "batch n_out"]:

@@ -85,7 +85,7 @@ def run(context: RecipeContext) -> Outcome:
     model = by_part[WHOLE]
     counts = torch.bincount(corpus.validation[:]["input_ids"].flatten())
     frequent: list[int] = counts.argsort(descending=True)[:FREQUENT].tolist()
-    names: list[str] = corpus.tokenizer.convert_ids_to_tokens(frequent)
+    names = [*corpus.tokenizer.convert_ids_to_tokens(frequent)]
     outputs = [number for number, name in zip(frequent, names, strict=True) if name.isalpha()]
     places = corpus.validation[:TEXTS]["input_ids"]
     talk = {part: best_head(one, talk_pairs) for part, one in by_part.items()}
@@ -109,7 +109,7 @@ def run(context: RecipeContext) -> Outcome:
         *changed_rows(context, corpus),
     ]
     share = [100 * fmean(known) for known in talk.values()]
-    axes = {"x_title": "tokens of training (millions)", "y_title": "of 100 pairs"}
+    axes: dict[str, Any] = {"x_title": "tokens of training (millions)", "y_title": "of 100 pairs"}
     line = Line("best head", [part * tokens / 1e6 for part in talk], share, share, share)
     figures = {"known-pairs": line_figure([line], title="Talk and quotation marks", **axes)}
     tables = [
