@@ -14,14 +14,14 @@ Comments on the post on tensor-transformer variants name what nobody tried there
 
 Maps have biases, and those of a product begin with outputs of mean square 1.
 
-Small: 3 seeds of 3 epochs, 8 minutes on one core. Paper: 10 of 20.
+Small: 3 seeds of 2 epochs, 4 minutes on one core. Paper: 10 of 20.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import islice
-from math import prod
+from math import isfinite, prod
 from statistics import median
 from typing import Any
 
@@ -96,7 +96,7 @@ def symmetric(T: Float[Tensor, "n_out n_in n_in"]) -> Float[Tensor, "n_out n_in 
 
 def run(context: RecipeContext) -> Outcome:
     """Train layers of each kind, and replace norms by polynomials."""
-    epochs = context.choose(3, 20)
+    epochs = context.choose(2, 20)
     rows = [
         *encoder_rows(context, epochs),
         *tensor_rows(context, epochs),
@@ -188,11 +188,9 @@ def autoencoder_row(context: RecipeContext, epochs: int) -> Row:
 def norm_rows(context: RecipeContext) -> list[Row]:
     """Return the error of polynomials in place of the story model's norms, and the loss."""
     model: Any = load("story")
-    ids = [
-        model.ids(text)[:TOKENS]
-        for text in islice(held_out_stories(context), 3 * STORIES)
-        if len(model.ids(text)) >= TOKENS
-    ]
+    stories = islice(held_out_stories(context), 3 * STORIES)
+    ids = [model.tokenizer(text, return_tensors="pt")["input_ids"][0] for text in stories]
+    ids = [of_text[:TOKENS] for of_text in ids if len(of_text) >= TOKENS]
     texts = torch.stack(ids[:STORIES])
     fitted_on, others = texts[::2], texts[1::2]
     norms = [module for module in model.model.modules() if isinstance(module, nn.RMSNorm)]
@@ -223,7 +221,12 @@ def norm_rows(context: RecipeContext) -> list[Row]:
 
         with hooked(norms, exchanged):
             above = [a - b for a, b in zip(loss(model, others), exact, strict=True)]
-        rows.append(Row.of(claim + "loss above the model's", above, unit="nats"))
+        # Streams that leave the interval of a norm grow from layer to layer, beyond all numbers.
+        is_finite = all(map(isfinite, above))
+        claim += "loss above the model's"
+        rows.append(
+            Row.of(claim, above, unit="nats") if is_finite else Row(claim, None, n=len(above))
+        )
     return rows
 
 
