@@ -57,6 +57,20 @@ def test_cuts_add_up_to_the_change_of_all_logits(name):
         assert math.isclose(sum(cells), reading.value, abs_tol=allowed * size)
 
 
+@pytest.mark.parametrize("name", EACH)
+def test_weights_of_16_bits_are_widened_for_tangents_too(name):
+    """Most models of the hub are stored so: their nodes have labels, and the lens adds up."""
+    view = family_view(name, dtype=torch.bfloat16)
+    through = flow(view, TEXT, 5, minus=7, against=OTHER, labels=3)
+    assert through.named
+    if name == READ_OTHERWISE:
+        return
+    tokens = [node for node in through.nodes if node.kind == "token"]
+    total = torch.stack([lens(through, node) for node in tokens]).sum(0)
+    change = float(total[5] - total[7])
+    assert math.isclose(change, through.value, abs_tol=1e-4 * float(total.abs().max()))
+
+
 @pytest.mark.parametrize("name", [*EACH, *nightly(list(MIXTURES), ["qwen3-experts"])])
 def test_at_the_answer_the_lens_of_each_node_is_its_flow(name):
     view = family_view(name)

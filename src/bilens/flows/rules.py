@@ -37,6 +37,7 @@ from bilens.flows.secants import (
     LogSumExp,
     MatrixProduct,
     Multiply,
+    Rows,
     Softmax,
     Solve,
     TwoFactors,
@@ -546,7 +547,8 @@ def _affine(
         return func(x, W, None, *args, **kwargs)
 
     if not is_live(weight) and not is_live(bias):
-        if func.__name__ == "linear":
+        # Tangents pass weights as texts do, so that those in 16 bits are widened.
+        if func.__name__ == "linear" and Rows.running() is None:
             return Linear.apply(input, weight, bias)
         y = product(input, weight)
         return y if bias is None else y + mode.summand(_by_channel(bias, weight), y)

@@ -374,7 +374,7 @@ class Linear(Secant):
 
     @staticmethod
     def push(rows: Rows, x: Tensor, W: Tensor, b: Tensor | None) -> Tensor:
-        y = functional.linear(x, W)
+        y = functional.linear(x, W.to(x))  # rules of other operations give weights as stored
         if b is None:
             return y
         both, tangents = rows.split(y)
