@@ -158,7 +158,7 @@ def test_a_second_run_without_a_text_has_a_name(view):
         ([0], "of the change on this question"),
         ([0] * 8, "Left out: 7 repeated questions."),
         ([0] * 8, "of the change on this question"),
-        ([0, 1, 2] * 2, "of the change on this question"),
+        ([0, 1, 2] * 2, "of the change on 1 other question (too few for an interval)"),
         (range(8), "on 4 other questions (too few for an interval)"),
         (range(10), "on 5 other questions, of which"),
     ],

@@ -185,7 +185,7 @@ def test_several_tasks_have_a_matrix(view, templates):
         assert not of_task.left_out
     assert set(reading.frame()["task"]) == {"one", "two"}
     assert reading.plot().axes[0].images
-    assert "restore" in dict(reading.facts())["one"]
+    assert "restore" in dict(reading.facts())["one:"]
 
 
 def test_each_template_is_left_out_once(view, templates, reading):

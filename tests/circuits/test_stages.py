@@ -288,7 +288,9 @@ def test_a_reading_has_stages_cuts_and_all_questions(view, templates, reading):
     assert titles[1:3] == ["Stages", "Templates"]
     assert titles[-1] == "Questions"
     text = reading.text(answer)
-    assert text.startswith(f"The number of {len(both)} questions is ")
+    assert text.startswith(
+        f"Over {len(both)} questions the logit of the answer minus that of the others is "
+    )
     assert f"{len(found.stages)} stages restore {found.measured.restored}" in text
     inside, every = found.inside
     assert f"In them are {inside} of {every} parts and places." in text

@@ -136,10 +136,16 @@ def premise(asked: Sequence[Asked], cases: Sequence[Case]) -> str:
     highs = sum(max(case.ends) for case in cases) / len(cases)
     lows = sum(min(case.ends) for case in cases) / len(cases)
     text = (
-        f"The number of {len(cases)} questions is {signed(highs)} after one text and "
-        f"{signed(lows)} after the other, on average{little}."
+        f"Over {len(cases)} questions the {target} of the answer{_beside(cases)} is "
+        f"{signed(highs)} after one text and {signed(lows)} after the other, on average{little}."
     )
     return _with_left_out(text, asked)
+
+
+def _beside(cases: Sequence[Case]) -> str:
+    """Return what is subtracted from the number of the answer, in words."""
+    subtract = [bool(case.question.minus) for case in cases]
+    return " minus that of the others" if all(subtract) else ""
 
 
 def _with_left_out(text: str, asked: Sequence[Asked]) -> str:

@@ -105,27 +105,33 @@ class CircuitReading(Reading):
     def facts(self) -> list[Fact]:
         """Return the answer of each task in a few sentences, and warnings."""
         facts: list[Fact] = [("note", " ".join(self.notes))] if self.notes else []
-        return [*facts, *((one.circuit.task, self.text(one)) for one in self.answers)]
+        named = (
+            (f"{x.circuit.task}:" if x.circuit.task else "", self.text(x)) for x in self.answers
+        )
+        return [*facts, *named]
 
     def text(self, answer: TaskAnswer) -> str:
         """Return what the model says to the questions of a task, and what carries it."""
         found = answer.circuit
-        said = _stages_said(found) if isinstance(found, Stages) else self._parts_said(found)
+        alone = sum(one.use != "left out" for one in answer.asked) == 1
+        restored = _restored(found.measured, alone=alone)
+        is_stages = isinstance(found, Stages)
+        said = _stages_said(found, restored) if is_stages else self._parts_said(found, restored)
         if isinstance(found, Stages) and found.cuts is not None:
             said += cuts_said(found.cuts, answer.named)
         if found.left_out:
             said.append(_of_the_others(found))
         return " ".join(filter(None, [answer.premise, *said, answer.control]))
 
-    def _parts_said(self, circuit: Circuit) -> list[str]:
+    def _parts_said(self, circuit: Circuit, restored: str) -> list[str]:
         keep, measured, found = self.keep, circuit.measured, circuit.found
         thing = "heads, with all MLPs in place," if circuit.live.any() else "parts"
         parts = f"{circuit.size} of {self.n_parts:,} {thing}"
-        text = f"{parts} restore {_restored(measured)}"
+        text = f"{parts} restore {restored}"
         if not circuit.holds:
             text = (
                 f"No circuit of at most {LARGEST} restores {keep:.0%} to {HIGHEST:.0%} of the "
-                f"change. The best, {parts}, restores {_restored(measured)}"
+                f"change. The best, {parts}, restores {restored}"
             )
         sentences = [f"{text}."]
         decided = found.sizes[circuit.size]
@@ -362,12 +368,12 @@ def _named(model: ResidualModel, answer: Answer) -> Mapping[str, tuple[str, str]
     return named
 
 
-def _restored(measured: Measured) -> str:
+def _restored(measured: Measured, *, alone: bool) -> str:
     """Return what is restored, and on which questions, in words."""
     count = measured.questions
-    if count == 1:
+    if alone:
         return f"{measured.restored} of the change on this question"
-    text = f"{measured.restored} of the change on {count} other questions"
+    text = f"{measured.restored} of the change on {counted(count, 'other question')}"
     if count < LEAST:
         text += " (too few for an interval)"
     elif measured.restored.low is None:
@@ -377,10 +383,10 @@ def _restored(measured: Measured) -> str:
     return text
 
 
-def _stages_said(found: Stages) -> list[str]:
+def _stages_said(found: Stages, restored: str) -> list[str]:
     inside, every = found.inside
     return [
-        f"{counted(found.size, 'stage')} restore {_restored(found.measured)}; "
+        f"{counted(found.size, 'stage')} restore {restored}; "
         f"{found.measured.left.value:z.0%} is left without them.",
         f"In them are {inside:,} of {every:,} parts and places.",
     ]
