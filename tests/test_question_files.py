@@ -125,6 +125,11 @@ def test_a_field_in_quotes_may_hold_lines(path):
         ("#\n\na b c d\n", "line 3 has 1 column; .* no tab: columns are separated by tabs, not by"),
         ("text token minus against\na b c d\n", "line 1 has 1 column; .* no tab"),
         ("a,b,c,d\n", "line 1 has 1 column; .* by commas only below a header"),
+        ("Sentence;Answer;Foil\n", "line 1 has 1 column; .* begins with text,token,minus,against"),
+        *(
+            (row, "line 1 has 1 column; .* looks like JSON, which")
+            for row in ("[\n", ' {"a": 1}\n')
+        ),
         ("text\ttoken\tminus\nx\ty\n", "line 2 has 2 columns, expected 3, as the header has"),
         ("text\ttoken\tminus\tother\n", "line 1 is a header with .* 'other'; expected text and"),
         ("text\tminus\n", "line 1 is a header with the columns 'text', 'minus'; expected"),

@@ -45,7 +45,9 @@ Level = Literal["stages", "parts"]
 def layer_of(model: Any, layer: int | None = None) -> int:
     """Return the number of a layer; a model of several needs it, for it is never guessed."""
     if layer is None and model.n_layers > 1:
-        raise BilensError(f"layer=None, expected 0 to {model.n_layers - 1}: name it with --layer")
+        raise BilensError(
+            f"no layer is named; expected one from 0 to {model.n_layers - 1}, such as --layer 0"
+        )
     return layer or 0
 
 

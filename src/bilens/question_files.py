@@ -227,6 +227,18 @@ def _records(
             ) from None
 
 
+def _without_tabs(line: str) -> str:
+    """Return why a line that has no tab may be no question."""
+    if line.lstrip()[:1] in ("[", "{"):
+        return "It looks like JSON, which is read from .jsonl files, a question in each line"
+    if "," in line or ";" in line:
+        return (
+            "It has no tab: columns are separated by commas only below a header with their names, "
+            "which begins with text,token,minus,against"
+        )
+    return "It has no tab: columns are separated by tabs, not by spaces"
+
+
 def _question(place: str, fields: list[str], header: Sequence[str]) -> QuestionLine:
     n, names = len(fields), header or COLUMNS
     if header and [field.strip().lower() for field in fields] == header:
@@ -235,11 +247,8 @@ def _question(place: str, fields: list[str], header: Sequence[str]) -> QuestionL
     if header and n != len(header):
         raise BilensError(f"{has}, expected {len(header)}, as the header has")
     if not header and not 3 <= n <= len(COLUMNS):
-        hint = (
-            "It has no tab: columns are separated by tabs, not by spaces, and by commas only below "
-            "a header such as text,token,minus,against"
-        )
-        raise BilensError(f"{has}; expected, separated by tabs, {EXPECTED}{f'. {hint}' * (n == 1)}")
+        hint = f". {_without_tabs(fields[0])}" if n == 1 else ""
+        raise BilensError(f"{has}; expected, separated by tabs, {EXPECTED}{hint}")
     values = dict.fromkeys(COLUMNS, "") | dict(zip(names, fields, strict=False))
     for name in ("text", "token"):
         if not values[name].strip():

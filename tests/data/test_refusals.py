@@ -151,7 +151,7 @@ ARGUMENTS = {
     "^validation_share=0.0, expected a finite number, above 0 and": corpus(validation_share=0.0),
     "^seed=-1, expected a whole number, at least 0 and at most 4,294,967,295$": corpus(seed=-1),
     "^vocab_size=0, expected a whole number, at least 1 and": corpus(vocab_size=0),
-    "^The corpus has too little text, expected a row of 400 tokens": corpus(n_ctx=400),
+    "^the corpus has too little text, expected a row of 400 tokens.*--n-ctx": corpus(n_ctx=400),
     "^n_ctx=1, expected a whole number, at least 2": documents(n_ctx=1),
     "^shortest=9, expected a whole number, 1 to 8, tokens of a": documents(shortest=9, n_ctx=8),
     "^validation_share=1.0, expected a finite number, above 0": documents(validation_share=1.0),

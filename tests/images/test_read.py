@@ -87,6 +87,13 @@ def test_an_explanation_adds_up():
         assert torch.allclose(Q.detach() @ vectors.T, vectors.T * values, atol=1e-3)
         rows = explanation.frame().query(f"`class` == '{part.label}'")
         assert rows.activation.sum() == pytest.approx(part.logit, abs=1e-3)
+    named = replace(explanation, class_names=list("abcdefghij"))
+    best = "abcdefghij"[int(logits.argmax())]
+    assert named.facts()[:2] == [
+        ("the model answers", best),
+        (f"logit of class {best}", explanation.parts[0].logit),
+    ]
+    assert named.frame()["class"].iloc[0] == best
     strongest = explanation.parts[0]
     assert explanation.record()["parts"][0]["logit"] == strongest.logit
     assert len(explanation.plot().axes[0].patches) == len(explanation.frame())

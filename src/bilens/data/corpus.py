@@ -366,8 +366,8 @@ def _tokenized(
     if not len(tokens):
         lengths = f"{most}" if least in (None, most) else f"{least} to {most}"
         raise DataError(
-            f"The corpus has too little text, expected a row of {lengths} tokens (n_ctx) or more "
-            "in each split; use more text, or other lengths"
+            f"the corpus has too little text, expected a row of {lengths} tokens or more in each "
+            "split; use more text, or shorter rows (--n-ctx)"
         )
     return tokens.with_format("torch")
 

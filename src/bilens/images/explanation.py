@@ -198,17 +198,21 @@ class Explanation(Reading):
     )
 
     def facts(self) -> list[Fact]:
-        return [(f"logit of class {part.label}", part.logit) for part in self.parts]
+        answer: list[Fact] = [("the model answers", self._name(self.parts[0].label))]
+        return [*answer, *((f"logit of class {self._name(x.label)}", x.logit) for x in self.parts)]
 
     def columns(self) -> Columns:
         """Return a row for each eigenvector of each logit, and for the sum of all others."""
         rows: list[tuple[str, str, float]] = []
         for part in self.parts:
-            label, activations = str(part.label), part.activations.tolist()
+            label, activations = self._name(part.label), part.activations.tolist()
             for number, activation in zip(part.numbers, activations, strict=True):
                 rows.append((label, str(number), activation))
             rows.append((label, "all others", part.remainder))
         return by_column(["class", "term", "activation"], rows)
+
+    def _name(self, label: int) -> str:
+        return self.class_names[label] if self.class_names else str(label)
 
 
 @detached

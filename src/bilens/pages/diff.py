@@ -38,7 +38,10 @@ def diff_sections(reading: DiffReading) -> list[Section]:
         measured.append(Section("What undoing them does", text, [[Table(rows, "", formats)]]))
     if reading.weights:
         layers = reading.models.layers
-        table: dict[str, list[Any]] = {"layer": [*layers], "flow": [*reading.layers().values()]}
+        table: dict[str, list[Any]] = {
+            "layer": [_name(number) for number in layers],
+            "flow": [*reading.layers().values()],
+        }
         if reading.value:
             table |= interval_columns("share", [reading.share(names) for names in layers.values()])
         text = "The flow of each layer's weights, and its share, with an interval over questions."
@@ -73,6 +76,11 @@ def diff_sections(reading: DiffReading) -> list[Section]:
             "change, or to a multiple. `--undo` measures what is lost without the strongest ones.",
         ),
     ]
+
+
+def _name(layer: int) -> str:
+    """Return the number of a layer as text; -1 stands for the weights of no layer."""
+    return str(layer) if layer >= 0 else "outside"
 
 
 @plot_of.register
