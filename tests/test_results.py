@@ -41,7 +41,8 @@ PARTS = r"[Ss]ections? [\d., to]+|appendix \w[\d.]*"
 REFERENCE = re.compile(rf"\d{{4}}\.\d{{5}}|{PARTS}|(?:Python|SAELens|torch) [\d.]+")
 """Citations and versions, whose numbers are not measured."""
 SMALL = 20  # whole numbers up to this are often counts of a page's own
-OF_SHARES = r"accuracy$|held out$|cosine$|(?<!words are )found|match of|correlation|recovered|taken for|two eigenv"
+OF_SHARES = r"accuracy$|held out$|cosine$|(?<!words are )found|match of|correlation|recovered"
+OF_SHARES += r"|taken for|two eigenv"
 BEFORE_SHARES = {"case_sae", "grammar"}
 """Files written when intervals of shares could leave 0 to 1; the next run of their recipe mends
 them."""
