@@ -44,9 +44,9 @@ GROUPS = {
 """Headings of the page, and the names of their files."""
 OF_THE_PROJECT = (
     *("checks", "cost", "families", "odd_values", "right", "size"),
-    "unseen_templates",
+    *("products", "unseen_templates"),
 )
-"""Files that the page leaves out: about the project itself, or with a page of their own."""
+"""Files that the page leaves out: about the project itself, or with their numbers elsewhere."""
 PLACES = {"Images": "images", "Language models": "language", "Circuits and flows": "circuits"}
 """Pages of groups, by their headings; `speed` has the others."""
 INTRODUCTION = """# Results
@@ -210,7 +210,8 @@ def _claimed(claim: Mapping[str, str], results: Mapping[str, Any]) -> tuple[str,
     if beside is not None:
         next_to = f"{beside[0]}: {shown(*beside[1:])}"
     here, span, n = (cells[key] for key in ("number", "low…high", "n"))
-    file = f"[{claim['file']}]({place_of(claim['file'])})"
+    name = claim["file"]
+    file = f"{name}.json" if name in OF_THE_PROJECT else f"[{name}]({place_of(name)})"
     held = verdict(claim, results)
     return claim["claim"], claim["source"], here, span, n, next_to, held, file, claim["where"]
 
