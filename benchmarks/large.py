@@ -7,9 +7,11 @@ dropped; the whole counts pages of the model's files too, which are dropped when
 Read is what is made float32, over all weights, in a second flow, when the model was compared with
 its own pass.
 
-`python -m benchmarks.large --circuit --folder FOLDER --write` searches the circuit of 8 questions
-in a model of 8 billion parameters, in half an hour of one thread, and writes
-`results/large_circuit.json`. All layers have the same random weights, each in a file of its own.
+`python -m benchmarks.large --circuit --folder FOLDER --write` searches the circuit of 8
+questions in a model of 8 billion parameters, in half an hour of one thread, and writes
+`results/large_circuit.json`. With `--diff` the answer of two such models, all of whose weights
+differ, is split over their weights, in `results/large_diff.json`, with 32 GB of files. All layers
+of a model have the same random weights, each in a file of its own.
 """
 
 import argparse
@@ -41,9 +43,11 @@ SHAPES = {
 }
 """Shapes of Llama 3.2 1B and Llama 3.1 8B, by billions of parameters."""
 LOGITS, EIGENPAIRS, TOKENS, QUESTIONS = 4, 8, 8, 8
+MODELS = ("base", "tuned")
+"""Folders of two models, whose weights have these numbers as seeds."""
 
 
-def write(shape: dict[str, int], folder: Path, *, repeated: bool = False) -> None:
+def write(shape: dict[str, int], folder: Path, *, repeated: bool = False, seed: int = 0) -> None:
     """Write random weights, a layer at a time; with `repeated` those of the first in all layers."""
     config = LlamaConfig(
         hidden_size=shape["d_model"],
@@ -62,7 +66,7 @@ def write(shape: dict[str, int], folder: Path, *, repeated: bool = False) -> Non
     for name, size in shapes.items():
         groups.setdefault(".".join(name.split(".")[:3]), {})[name] = size
     files: dict[str, str] = {}
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(seed)
     weights: dict[str, torch.Tensor] = {}
     for number, group in enumerate(groups.values()):
         file = f"model-{number:05}.safetensors"
@@ -143,6 +147,16 @@ def read_circuit(folder: Path) -> None:
     print_read(f"{name}: read over all weights", model, widened)
 
 
+def read_diff(folder: Path) -> None:
+    """Print the lines of what tuning changed, as `read` does."""
+    base, tuned = (bilens.load(folder / name, low_memory=True) for name in MODELS)
+    ids = torch.arange(TOKENS) + 100
+    with Widened() as widened:
+        name = f"what tuning changed, one question of {TOKENS} tokens"
+        measured(Peak(), name, lambda: bilens.diff(base, tuned, ids, "[5]", "[7]"))
+    print_read(f"{name}: read over all weights of one model", base, widened)
+
+
 def print_read(name: str, model: Any, widened: Widened) -> None:
     """Print a line of what was made float32 over all weights."""
     weights = sum(parameter.numel() for parameter in model.model.parameters())
@@ -168,24 +182,37 @@ def read(folder: Path) -> None:
     print_read("read over all weights", model, widened)
 
 
+ONLY = {"circuit": read_circuit, "diff": read_diff}
+"""What is read at 8 billion weights alone, by the name of its option."""
+TITLES = {
+    "circuit": "A circuit in a model of 8 billion weights in files",
+    "diff": "What tuning changed, in two models of 8 billion weights in files",
+}
+
+
 def main() -> None:
     """Write each model and read it in a process of its own."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--folder", type=Path, default=Path(), help="where there is room")
     parser.add_argument("--billions", type=float, nargs="*", default=list(SHAPES))
     parser.add_argument("--read", type=Path, help="a folder to read in this process")
-    parser.add_argument("--circuit", action="store_true", help="of 8 billion, and nothing else")
+    for name in ONLY:
+        parser.add_argument(
+            f"--{name}", dest="only", action="store_const", const=name, help="at 8 billion, alone"
+        )
     parser.add_argument("--write", action="store_true")
     given = parser.parse_args()
     torch.set_num_threads(1)
     if given.read:
-        (read_circuit if given.circuit else read)(given.read)
+        (ONLY[given.only] if given.only else read)(given.read)
         return
     recording, rows = Recording() if given.write else None, []
-    flags = ["--circuit"] * given.circuit
-    for billions in [8] if given.circuit else given.billions:
+    flags = [f"--{given.only}"] if given.only else []
+    for billions in [8] if given.only else given.billions:
         with TemporaryDirectory(dir=given.folder) as folder:
-            write(SHAPES[billions], Path(folder), repeated=given.circuit)
+            for seed, name in enumerate(MODELS if given.only == "diff" else [""]):
+                inside = Path(folder) / name
+                write(SHAPES[billions], inside, repeated=bool(given.only), seed=seed)
             command = [sys.executable, "-m", "benchmarks.large", *flags, "--read", folder]
             lines = subprocess.check_output(command, text=True).splitlines()
         for name, seconds, private, whole in map(json.loads, lines):
@@ -195,13 +222,13 @@ def main() -> None:
             print(rows[-1], flush=True)
     if recording is not None:
         of_all = {"tokens": TOKENS, "seconds": "of the processor"}
-        if given.circuit:
+        if given.only:
             recording.write(
-                "large_circuit",
-                title="A circuit in a model of 8 billion weights in files",
-                command="python -m benchmarks.large --circuit --write",
+                f"large_{given.only}",
+                title=TITLES[given.only],
+                command=f"python -m benchmarks.large --{given.only} --write",
                 rows=rows,
-                settings={"questions": QUESTIONS, "layers": "all with the same weights", **of_all},
+                settings={"layers": "all of a model with the same weights", **of_all},
             )
             return
         recording.write(
