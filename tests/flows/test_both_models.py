@@ -144,6 +144,15 @@ def test_what_is_undone_is_what_each_method_puts_first():
     )
 
 
+def test_weights_of_no_layer_are_named_so():
+    """They have no number, least of all -1."""
+    view = ResidualModel(random_model(), TOKENS)
+    model = copy.deepcopy(view.model)
+    model.embed.weight.data += 0.3 * torch.randn(model.embed.weight.shape)
+    reading = diffs(view, ResidualModel(model, TOKENS), QUESTIONS)
+    assert "; the weights of no layer carry " in reading.answer()
+
+
 def test_what_cannot_be_asked_is_refused():
     view = ResidualModel(random_model(), TOKENS)
     with pytest.raises(BilensError, match="questions is empty"):
@@ -161,7 +170,7 @@ def test_what_cannot_be_asked_is_refused():
     assert len(unread.frame()) == 1
     assert len(unread.sections()) == 4
     # The weights of no layer are none of a layer with the number -1.
-    assert unread.tables()["By layer"]["layer"].tolist() == ["outside"]
+    assert unread.tables()["By layer"]["layer"].tolist() == ["none"]
     for question in (lambda: unread.share(["embed.weight"]), lambda: unread.undo(1)):
         with pytest.raises(BilensError, match="share of a change"):
             question()

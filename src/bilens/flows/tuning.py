@@ -154,7 +154,7 @@ class DiffReading(Reading):
                 "and nearly cancel, so that shares of the change say little here."
             )
         return (
-            f"{text}; layers {first} to {last} carry {share / self.value:.2f} of it, and the "
+            f"{text}; {_place(first, last)} carry {share / self.value:.2f} of it, and the "
             f"strongest weight, {strongest}, {weights[strongest] / self.value:.2f}. A share "
             "is not what is lost when this weight alone is undone."
         )
@@ -245,6 +245,15 @@ class ModelDiff(DiffReading):
         return {
             "read at": ["" if x is None else self.tokens[int(x.abs().argmax())] for x in places]
         }
+
+
+def _place(first: int, last: int) -> str:
+    """Return a range of layers in words; -1 stands for the weights of no layer."""
+    layers = f"layers {max(first, 0)} to {last}"
+    outside = "the weights of no layer"
+    if first >= 0:
+        return layers
+    return f"{outside} and {layers}" if last >= 0 else outside
 
 
 def carrying_layers(layers: Mapping[int, float], share: float) -> tuple[int, int]:

@@ -80,7 +80,7 @@ def diff_sections(reading: DiffReading) -> list[Section]:
 
 def _name(layer: int) -> str:
     """Return the number of a layer as text; -1 stands for the weights of no layer."""
-    return str(layer) if layer >= 0 else "outside"
+    return str(layer) if layer >= 0 else "none"
 
 
 @plot_of.register
