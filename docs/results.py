@@ -38,7 +38,7 @@ GROUPS = {
     "Circuits and flows": ["coverage", "patching", "labels", "tuned", "many"],
     "Exactness and speed": [
         *("flow_memory", "flow_time", "attention", "large", "large_diff", "device_map", "gpu"),
-        *("tasks", "unlike_lengths"),
+        *("tasks", "users", "unlike_lengths"),
     ],
 }
 """Headings of the page, and the names of their files."""
