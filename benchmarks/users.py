@@ -3,8 +3,8 @@
     python -m benchmarks.users
 
 One person was a researcher, an engineer and a student, one after the other, with the models story
-and SmolLM2 on a machine with much other work. Jobs are those that others tried before; usages are
-what nobody had listed. `benchmarks/users.tsv` has the judgement on each at the first trial: done
+and SmolLM2 on a machine with much other work. Jobs are those that others tried before, usages
+odd ones that people type. `benchmarks/users.tsv` has the judgement on each at the first trial: done
 (yes, partly, no, not tried), the seconds of the processor where they were taken, the tries, and
 what was missing; its end says what was mended afterwards. Commands ran in one process, whose
 imports are in the seconds of a few. This program adds them up; the numbers before are of the trial

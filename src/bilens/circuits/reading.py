@@ -115,10 +115,11 @@ class CircuitReading(Reading):
         found = answer.circuit
         alone = sum(one.use != "left out" for one in answer.asked) == 1
         restored = _restored(found.measured, alone=alone)
-        is_stages = isinstance(found, Stages)
-        said = _stages_said(found, restored) if is_stages else self._parts_said(found, restored)
-        if isinstance(found, Stages) and found.cuts is not None:
-            said += cuts_said(found.cuts, answer.named)
+        if isinstance(found, Stages):
+            said = _stages_said(found, restored)
+            said += [] if found.cuts is None else cuts_said(found.cuts, answer.named)
+        else:
+            said = self._parts_said(found, restored)
         if found.left_out:
             said.append(_of_the_others(found))
         return " ".join(filter(None, [answer.premise, *said, answer.control]))
