@@ -4,7 +4,8 @@ A source says a number, "98.05"; a range, "0.5 to 0.6"; an end, "at most 1" or "
 comparison with the number that stands beside: "below", "above" or "equal". A number is a range
 too: 0.3 points on both sides of an accuracy, 0.05 of another number up to 1, a tenth of a larger
 one. With the interval here wholly inside of the range the claim held, wholly outside it did not,
-and across an end nobody can tell. A number without an interval is judged alone.
+and across an end nobody can tell, nor from a single sample, such as one seed. A number without an
+interval, which no chance moves, is judged alone.
 """
 
 import math
@@ -25,6 +26,8 @@ def held(source: str, row: Row, beside: tuple[float, float] | None = None) -> st
     Raises:
         ValueError: the source has none of the forms, or compares with nothing.
     """
+    if row["n"] == 1:
+        return "cannot tell"
     ends = row["value"], row["value"]
     if row["low"] is not None:
         ends = row["low"], row["high"]
