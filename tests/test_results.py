@@ -219,12 +219,13 @@ def test_one_rule_says_whether_a_claim_held(source, ends, beside, held):
     middle = 98 if ends[0] is None else sum(ends) / 2
     unit = "%" if middle > 90 else ""
     row = {"claim": "accuracy", "unit": unit, "value": middle, "low": ends[0], "high": ends[1]}
-    assert verdicts.held(source, row, beside) == held
+    assert verdicts.held(source, {**row, "n": None}, beside) == held
+    assert verdicts.held(source, {**row, "n": 1}, beside) == "cannot tell"
 
 
 @pytest.mark.parametrize("source", ["yes", "below", "about 4", ""])
 def test_what_no_rule_compares_is_refused(source):
-    row = {"claim": "accuracy", "unit": "%", "value": 98.0, "low": None, "high": None}
+    row = {"claim": "accuracy", "unit": "%", "value": 98.0, "low": None, "high": None, "n": None}
     with pytest.raises(ValueError, match="expected a number beside|could not convert"):
         verdicts.held(source, row)
 
