@@ -95,7 +95,12 @@ class Row:
 
     @classmethod
     def of_range(cls, claim: str, values: Sequence[float], **others: Any) -> "Row":
-        """Return the row of the median of several samples, with the least and the largest."""
+        """Return the row of the median of several samples, with the least and the largest.
+
+        One sample has no range.
+        """
+        if len(values) == 1:
+            return cls(claim, float(values[0]), n=1, **others)
         sample = torch.tensor(values, dtype=torch.float64)
         low, middle, high = (float(of(sample)) for of in (torch.min, torch.median, torch.max))
         return cls(claim, middle, low, high, len(values), **others)

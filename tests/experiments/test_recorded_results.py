@@ -81,7 +81,7 @@ def test_samples_become_a_mean_with_its_interval_or_a_range():
     assert (row.n, row.unit) == (3, "%")
     assert Row.of("accuracy", [0.9]) == Row("accuracy", 0.9, n=1)
     assert Row.of_range("directions", [21, 24, 22]) == Row("directions", 22, 21, 24, 3)
-    assert Row.of_range("share", [0.1]) == Row("share", 0.1, 0.1, 0.1, 1)
+    assert Row.of_range("share", [0.1]) == Row("share", 0.1, n=1)
 
 
 @pytest.mark.parametrize("shares", [[1, 1, 1], [0, 0], [0.99, 1, 0.97], [0, 0, 0, 0.6], [0.5] * 3])
