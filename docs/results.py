@@ -32,10 +32,10 @@ GROUPS = {
         "certify",
     ],
     "Language models": [
-        *("stories", "story", "grammar", "compare", "induction", "anneal", "linear_gates"),
+        *("stories", "grammar", "compare", "induction", "anneal", "linear_gates"),
         *("tensorise", "tensorise_own", "tensor_readings"),
     ],
-    "Circuits and flows": ["coverage", "patching", "labels", "tuned", "many"],
+    "Circuits and flows": ["coverage", "patching", "labels", "tuned"],
     "Exactness and speed": [
         *("flow_memory", "flow_time", "attention", "large", "large_diff", "device_map", "gpu"),
         *("tasks", "users", "unlike_lengths"),
@@ -43,7 +43,7 @@ GROUPS = {
 }
 """Headings of the page, and the names of their files."""
 OF_THE_PROJECT = (
-    *("checks", "cost", "families", "odd_values", "right", "size"),
+    *("checks", "cost", "families", "many", "odd_values", "right", "size", "story"),
     *("products", "unseen_templates"),
 )
 """Files that the page leaves out: about the project itself, or with their numbers elsewhere."""

@@ -44,9 +44,8 @@ def accuracy_curve(
     marker = "o" if len(shares) <= MARKED else ""
     axes.plot(list(counts), shares, color=BLUE, marker=marker, markersize=4)
     if band:
-        low, high = zip(*band, strict=True)
-        ends = ([100 * x for x in side] for side in (low, high))
-        axes.fill_between(list(counts), *ends, color=BLUE, alpha=0.15, linewidth=0)
+        low, high = ([100 * x for x in ends] for ends in zip(*band, strict=True))
+        axes.fill_between(list(counts), low, high, color=BLUE, alpha=0.15, linewidth=0)
     axes.axhline(100 * full, linestyle=":", color=GREY)
     axes.annotate(
         f"{label}: {full:.2%}",
