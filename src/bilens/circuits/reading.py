@@ -286,9 +286,10 @@ def _answers(
     controls: bool,
 ) -> list[TaskAnswer]:
     """Return the answers of all tasks, by the numbers of their questions and of their templates."""
-    searches = sum(1 + len(x) * (len(x) > 1) + controls for x in plans.values())
+    # The last of each task is what is found, on all of its questions.
+    steps = sum(2 + len(x) * (len(x) > 1) + controls for x in plans.values())
     answers = list[TaskAnswer]()
-    with progress_bar("circuit", total=searches) as bar:
+    with progress_bar("circuit", total=steps) as bar:
 
         def find(splits: Sequence[Split], measuring: Cases | None = None) -> Answer:
             """Search, as all answers, those of other templates and controls are found."""
@@ -299,6 +300,7 @@ def _answers(
         for task, templates in plans.items():
             of_task = tasks[task], templates
             answers.append(_of_task(everything, task, *of_task, find, controls=controls))
+            bar.update()
     return answers
 
 

@@ -345,11 +345,20 @@ def answer_question(
         strongest=strongest,
         together=without_parts(model, through, strongest) if strongest else 0.0,
         preferred=_preferred(model, through),
-        notes=token_hints(model, [question]),
+        notes=(*token_hints(model, [question]), *_notes(through)),
         other=other or _name(through.question),
     )
     through.origin.release()
     return reading
+
+
+def _notes(flow: Flow) -> list[str]:
+    """Return what a reader may miss in the tables, and why."""
+    if not flow.nodes:
+        return ["both texts are the same to the model, so that nothing changes"]
+    if any(flow.fitted.starts):
+        return ["of texts of unlike length parts have no labels, and are not exchanged"]
+    return []
 
 
 def _name(question: Question) -> str:
