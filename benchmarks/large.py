@@ -36,6 +36,7 @@ import bilens
 from bilens.circuits import circuit
 from bilens.flows import Question, flow
 from bilens.tensor import BilinearTensor, Spectrum
+from bilens.transformer import ResidualModel
 
 SHAPES = {
     1.24: {"d_model": 2048, "d_hidden": 8192, "layers": 16, "tied": True},
@@ -150,6 +151,8 @@ def read_circuit(folder: Path) -> None:
 def read_diff(folder: Path) -> None:
     """Print the lines of what tuning changed, as `read` does."""
     base, tuned = (bilens.load(folder / name, low_memory=True) for name in MODELS)
+    assert isinstance(base, ResidualModel)
+    assert isinstance(tuned, ResidualModel)
     ids = torch.arange(TOKENS) + 100
     with Widened() as widened:
         name = f"what tuning changed, one question of {TOKENS} tokens"

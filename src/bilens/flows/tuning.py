@@ -132,7 +132,7 @@ class DiffReading(Reading):
         shares = [self.share([name]) for name in names] if self.value else []
         return {
             "weight": names,
-            "layer": [layer if (layer := layer_of(name)) >= 0 else "none" for name in names],
+            "layer": [layer_of(name) for name in names],
             "flow": [weights[name] for name in names],
             **(interval_columns("share", shares) if shares else {}),
             **self.read_at(names),
