@@ -170,7 +170,7 @@ def test_what_cannot_be_asked_is_refused():
     assert len(unread.frame()) == 1
     assert len(unread.sections()) == 4
     # The weights of no layer are none of a layer with the number -1.
-    assert unread.tables()["By layer"]["layer"].tolist() == ["none"]
+    assert unread.tables()["By layer"]["weights of"].tolist() == ["no layer"]
     for question in (lambda: unread.share(["embed.weight"]), lambda: unread.undo(1)):
         with pytest.raises(BilensError, match="share of a change"):
             question()

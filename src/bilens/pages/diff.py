@@ -39,7 +39,7 @@ def diff_sections(reading: DiffReading) -> list[Section]:
     if reading.weights:
         layers = reading.models.layers
         table: dict[str, list[Any]] = {
-            "layer": [_name(number) for number in layers],
+            "weights of": [f"layer {number}" if number >= 0 else "no layer" for number in layers],
             "flow": [*reading.layers().values()],
         }
         if reading.value:
@@ -76,11 +76,6 @@ def diff_sections(reading: DiffReading) -> list[Section]:
             "change, or to a multiple. `--undo` measures what is lost without the strongest ones.",
         ),
     ]
-
-
-def _name(layer: int) -> str:
-    """Return the number of a layer as text; -1 stands for the weights of no layer."""
-    return str(layer) if layer >= 0 else "none"
 
 
 @plot_of.register
