@@ -208,7 +208,7 @@ def drop(ranges: Ranges, finding: Sequence[Cases]) -> Ranges:
 
     needed = set[Row]()
     while len(ranges) > 1 and (rows := [row for row in ranges if row not in needed]):
-        tries = [{x: layers for x, layers in ranges.items() if x != row} for row in rows]
+        tries = [_others(ranges, row) for row in rows]
         of_tries = costs(tries)
         # What is needed beside more stages is needed beside fewer.
         needed |= {row for row, cost in zip(rows, of_tries, strict=True) if cost == torch.inf}
@@ -300,26 +300,42 @@ def measured_stages(
     roles = [role for role in get_args(Role) if has_second or role != "word 2"]
     rows = [row for row in ROWS if row in ranges]
     rows.sort(key=lambda row: ranges[row])
-    tries: list[Ranges] = [{x: r for x, r in ranges.items() if x != row} for row in rows]
-    masks = [mask_of(measuring.model, x) for x in tries]
-    heads: list[tuple[Row, str]] = []
-    for row in rows:
-        for layer, head in _strongest(row, ranges[row], scores):
-            alone = mask_of(measuring.model, {x: r for x, r in ranges.items() if x != row})
-            alone[layer, places_of(row.role), head] = True
-            masks.append(alone)
-            heads.append((row, f"{layer}.{head}"))
+    without = [mask_of(measuring.model, _others(ranges, row)) for row in rows]
+    alone = _heads_alone(measuring.model, ranges, rows, scores)
+    masks = [*without, *alone.values()]
     shares = measuring.faithfulness(torch.stack(masks).cpu().double()).tolist() if masks else []
-    stages = []
-    for row, without in zip(rows, shares, strict=False):
-        named = [(x, f) for (of, x), f in zip(heads, shares[len(rows) :], strict=True) if of == row]
-        first, last = ranges[row]
-        stages.append(StageOfLayers(row.kind, row.role, first, last, without, tuple(named)))
+    named: dict[Row, list[tuple[str, float]]] = {row: [] for row in rows}
+    for (row, name), f in zip(alone, shares[len(rows) :], strict=True):
+        named[row].append((name, f))
+    stages = [
+        StageOfLayers(row.kind, row.role, *ranges[row], f, tuple(named[row]))
+        for row, f in zip(rows, shares, strict=False)
+    ]
     exist = measuring.model.places.exist
     inside = int(mask[:, [ROLES.index(role) for role in roles]].sum())
     every = len(roles) * int(exist.sum())
     task = measuring.cases[0].question.task
     return Stages(task, tuple(stages), mask, total, by_template, (inside, every))
+
+
+def _others(ranges: Ranges, row: Row) -> Ranges:
+    return {other: layers for other, layers in ranges.items() if other != row}
+
+
+def _heads_alone(
+    model: ResidualModel,
+    ranges: Ranges,
+    rows: Sequence[Row],
+    scores: Float[Tensor, "layers roles parts"],
+) -> dict[tuple[Row, str], Bool[Tensor, "layers roles parts"]]:
+    """Return masks in which one strong head stands for all heads of its stage, by its name."""
+    alone = {}
+    for row in rows:
+        for layer, head in _strongest(row, ranges[row], scores):
+            mask = mask_of(model, _others(ranges, row))
+            mask[layer, places_of(row.role), head] = True
+            alone[row, f"{layer}.{head}"] = mask
+    return alone
 
 
 def _strongest(
