@@ -8,7 +8,7 @@ A stage is all heads, or all MLPs, of a range of layers at the places of one rol
 keeps the parts of stages as they run on the first text; all others are those of the second.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -206,6 +206,18 @@ def drop(ranges: Ranges, finding: Sequence[Cases]) -> Ranges:
         fits = (shares >= low).all(1) & (shares <= high).all(1)
         return torch.where(fits, float(given.min()) - shares.amin(1), torch.inf).tolist()
 
+    ranges = _fewest_rows(ranges, costs)
+    worst = [finding[int(given.argmin())]]
+    for size in STEPS:
+        while (shorter := _shortened(ranges, size, worst, costs)) is not None:
+            ranges = shorter
+            if size < STEPS[0]:  # twice as many layers were tried before
+                break
+    return ranges
+
+
+def _fewest_rows(ranges: Ranges, costs: Callable[..., list[float]]) -> Ranges:
+    """Return stages without rows that are not needed; `costs` are those of several tries."""
     needed = set[Row]()
     while len(ranges) > 1 and (rows := [row for row in ranges if row not in needed]):
         tries = [_others(ranges, row) for row in rows]
@@ -215,25 +227,23 @@ def drop(ranges: Ranges, finding: Sequence[Cases]) -> Ranges:
         if min(of_tries) == torch.inf:
             break
         ranges = tries[of_tries.index(min(of_tries))]
-    worst = [finding[int(given.argmin())]]
-    for size in STEPS:
-        is_shorter = True
-        while is_shorter:
-            ends = [(row, end) for row in ranges for end in (0, 1)]
-            ends = [one for one in ends if _shorter(ranges, [one], size)]
-            of_ends = costs([_shorter(ranges, [one], size) for one in ends], worst)
-            cheap = sorted((c, one) for c, one in zip(of_ends, ends, strict=True) if c < torch.inf)
-            # All that are cheap together, or the half of them that is cheapest, ...: side by side,
-            # since one mask takes nearly as long as a few.
-            counts = [len(cheap) >> halved for halved in range(len(cheap).bit_length())]
-            tries = [_shorter(ranges, [one for _, one in cheap[:n]], size) for n in counts]
-            tries = [shorter for shorter in tries if shorter]
-            fitting = [x for x, cost in zip(tries, costs(tries), strict=True) if cost < torch.inf]
-            is_shorter = bool(fitting)
-            ranges = fitting[0] if fitting else ranges
-            if size < STEPS[0]:  # twice as many layers were tried before
-                break
     return ranges
+
+
+def _shortened(
+    ranges: Ranges, size: int, worst: Sequence[Cases], costs: Callable[..., list[float]]
+) -> Ranges | None:
+    """Return stages without some layers at the ends that are not needed; None if all are."""
+    ends = [(row, end) for row in ranges for end in (0, 1)]
+    ends = [one for one in ends if _shorter(ranges, [one], size)]
+    of_ends = costs([_shorter(ranges, [one], size) for one in ends], worst)
+    cheap = sorted((c, one) for c, one in zip(of_ends, ends, strict=True) if c < torch.inf)
+    # All that are cheap together, or the half of them that is cheapest, ...: side by side, since
+    # one mask takes nearly as long as a few.
+    counts = [len(cheap) >> halved for halved in range(len(cheap).bit_length())]
+    tries = [x for n in counts if (x := _shorter(ranges, [one for _, one in cheap[:n]], size))]
+    fitting = [x for x, cost in zip(tries, costs(tries), strict=True) if cost < torch.inf]
+    return fitting[0] if fitting else None
 
 
 def _shorter(
