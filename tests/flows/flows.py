@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from bilens.flows import Question
+from bilens.errors import BilensError
+from bilens.flows import Flow, Question, flow
 from bilens.flows.nodes import LEAVES
 from bilens.language import TokenDirection
 from tests.models import random_text
@@ -132,3 +133,13 @@ def nodes_of(result, **wanted):
         for node in result.nodes_above(0)
         if all(getattr(node, name) == value for name, value in wanted.items())
     ]
+
+
+def flow_unless_rounded(view, text, token, minus, second) -> Flow | None:
+    """Return a flow, or None if the change is refused as too small beside its rounding."""
+    try:
+        return flow(view, text, token, minus=minus, against=second, labels=0)
+    except BilensError as error:
+        refused = str(error)
+    assert "beside their rounding" in refused
+    return None
