@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 else:  # Types in quotes, which help does not wait for.
     data, transformer = lazy_import("bilens.data"), lazy_import("bilens.transformer")
 
+SHOWN, ABLATED = 200, 20
+"""Nodes of a flow that are shown, and those that are measured, by default."""
+
 
 @analysis("flow")
 def flow(
@@ -27,8 +30,8 @@ def flow(
     mean: bool = False,
     replace: str = "",
     target: Target = "logit",
-    shown: Count = 200,
-    ablate: Annotated[int, Between(0)] = 20,
+    shown: Count = SHOWN,
+    ablate: Annotated[int, Between(0)] = ABLATED,
     answer: str = "",
     generate: Annotated[int, Between(0)] = 0,
 ) -> Reading:
@@ -74,7 +77,7 @@ def flow(
     )
     if answer or generate:
         unused = {"token": token, "minus": minus, "generate": generate if answer else 0}
-        unused |= {"shown": shown - 200, "ablate": ablate - 20}
+        unused |= {"shown": shown - SHOWN, "ablate": ablate - ABLATED}
         for name in filter(unused.get, unused):
             beside = "answer" if answer else "generate"
             raise BilensError(f"{name} has no effect beside {beside}; leave one of them out")

@@ -170,39 +170,21 @@ def make_cases(
         MemoryLimitError: there is not enough for all of them, by the size of the first.
     """
     questions = list(questions)
-    for question in questions:
-        if not isinstance(question, Question):
-            raise BilensError(f"questions holds a {type(question).__name__}, expected Questions")
-    if not questions or not all(question.has_two_texts for question in questions):
-        raise BilensError(
-            "questions need a second text each, and there must be at least one; add the other "
-            "text as the fourth column, or as against"
-        )
+    _check_pairs(questions)
     fitted = [fit(model, question, any_length=any_length) for question in questions]
     process, processes = this_turn() if divided else (0, 1)
-    of_length: dict[tuple[int, ...], list[int]] = defaultdict(list)
-    for i, of_question in enumerate(fitted):
-        of_length[i % processes, *map(len, of_question.rows)].append(i)
-    groups = list[tuple[int, list[int]]]()
-    for (owner, *times), numbers in of_length.items():
-        count = max(1, TOGETHER // (max(times) * model.d_model))
-        for start in range(0, len(numbers), count):
-            groups.append((owner, numbers[start : start + count]))
+    groups = _groups(fitted, processes, model.d_model)
+    own = {
+        n: [fitted[i] for i in numbers]
+        for n, (owner, numbers) in enumerate(groups)
+        if owner == process
+    }
+    scored = max(len(of_question.spoken) or 1 for of_question in fitted)
     passes: dict[int, tuple[Pass, Pass]] = {}
 
     def run_own() -> dict[int, list[Tensor]]:
         """Run the groups of this process, and return the ends of both last streams of each."""
-        own = {n: numbers for n, (owner, numbers) in enumerate(groups) if owner == process}
-        asked = [fitted[i] for numbers in own.values() for i in numbers]
-        if len(asked) > 1:
-            # Before there are many: by the size of the first.
-            size = sum(x.nbytes for x in both_passes(model, asked[:1])) / len(asked[0].clean)
-            tokens = sum(len(of_question.clean) for of_question in asked)
-            name = f"The passes of {len(asked):,} questions"
-            check_memory(int(size * tokens), name, model.device)
-        for n, numbers in own.items():
-            passes[n] = both_passes(model, [fitted[i] for i in numbers])
-        scored = max(len(of_question.spoken) or 1 for of_question in fitted)
+        passes.update(_run(model, own))
         return {n: [x.stream[:, -scored:].cpu() for x in both] for n, both in passes.items()}
 
     for of_process in in_all_processes("this circuit", run_own, divided=divided):
@@ -213,6 +195,43 @@ def make_cases(
         for row, i in enumerate(numbers):
             cases[i] = Case.of(fitted[i], passes[n], row, owner if divided else None)
     return [cases[i] for i in range(len(questions))]
+
+
+def _check_pairs(questions: Sequence[Question]) -> None:
+    for question in questions:
+        if not isinstance(question, Question):
+            raise BilensError(f"questions holds a {type(question).__name__}, expected Questions")
+    if not questions or not all(question.has_two_texts for question in questions):
+        raise BilensError(
+            "questions need a second text each, and there must be at least one; add the other "
+            "text as the fourth column, or as against"
+        )
+
+
+def _groups(fitted: Sequence[Fitted], processes: int, d_model: int) -> list[tuple[int, list[int]]]:
+    """Return the numbers of questions that share passes, and the process that runs them."""
+    of_length: dict[tuple[int, ...], list[int]] = defaultdict(list)
+    for i, of_question in enumerate(fitted):
+        of_length[i % processes, *map(len, of_question.rows)].append(i)
+    groups = list[tuple[int, list[int]]]()
+    for (owner, *times), numbers in of_length.items():
+        count = max(1, TOGETHER // (max(times) * d_model))
+        for start in range(0, len(numbers), count):
+            groups.append((owner, numbers[start : start + count]))
+    return groups
+
+
+def _run(
+    model: ResidualModel, groups: Mapping[int, Sequence[Fitted]]
+) -> dict[int, tuple[Pass, Pass]]:
+    """Run both texts of the questions of each group, if there is memory for all."""
+    asked = [of_question for group in groups.values() for of_question in group]
+    if len(asked) > 1:
+        # Before there are many: by the size of the first.
+        size = sum(x.nbytes for x in both_passes(model, asked[:1])) / len(asked[0].clean)
+        tokens = sum(len(of_question.clean) for of_question in asked)
+        check_memory(int(size * tokens), f"The passes of {len(asked):,} questions", model.device)
+    return {n: both_passes(model, group) for n, group in groups.items()}
 
 
 def both_passes(
