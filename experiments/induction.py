@@ -79,8 +79,9 @@ def learned(positions: str, seed: int) -> list[float]:
     """Return the share of repeated words that are found after every few steps, until enough are."""
     held_out, again = draw(HELD_OUT, torch.Generator().manual_seed(10_000))
     generator = torch.Generator().manual_seed(seed)
-    torch.manual_seed(seed)
-    model = LanguageModel(LanguageConfig(**{**SIZES, "norm": "rms", "positions": positions}))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = LanguageModel(LanguageConfig(**{**SIZES, "norm": "rms", "positions": positions}))
     optimizer = torch.optim.AdamW(model.parameters(), RATE)
     shares: list[float] = []
     while EVERY * len(shares) < MOST and (not shares or shares[-1] < SHARE):

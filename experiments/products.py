@@ -18,7 +18,7 @@ Small: 3 seeds of 2 epochs, 4 minutes on one core. Paper: 10 of 20.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import islice
 from math import isfinite, prod
@@ -233,10 +233,10 @@ def norm_rows(context: RecipeContext) -> list[Row]:
 @contextmanager
 def hooked(modules: list[nn.RMSNorm], hook: Callable[..., Tensor | None]) -> Iterator[None]:
     """Let a function see, or exchange, the outputs of modules in this block."""
-    handles = [module.register_forward_hook(hook) for module in modules]
-    yield
-    for handle in handles:
-        handle.remove()
+    with ExitStack() as stack:
+        for module in modules:
+            stack.callback(module.register_forward_hook(hook).remove)
+        yield
 
 
 @torch.no_grad()
