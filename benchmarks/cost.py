@@ -1,6 +1,6 @@
 """What readings of texts cost, in forward passes of the model on the texts that they are given.
 
-`python -m benchmarks.cost --write` takes ten minutes of a core, after `make test-models`, and
+`python -m benchmarks.cost --write` takes fifteen minutes of a core, after `make test-models`, and
 writes `results/cost.json`. Passes are counted as operations of matrix products, by torch's own
 counter, and do not depend on the machine; the reference is the forward pass of the same texts by
 transformers, logits included. Seconds of that pass are of the processor, of one thread, for
@@ -27,6 +27,8 @@ from bilens.transformer import ResidualModel, counting_operations
 TASK, TOKENS, NODES, ANSWER = "agreement", 32, 20, 20
 QUESTIONS = [24, 72]
 """Of a template, and of the task."""
+TIMED = ("circuit, 24 questions", "circuit, 72 questions, three templates")
+"""Readings whose seconds are taken, beside those of the forward passes."""
 BILLION = [2048, 8192, 16]
 """Width, hidden units and layers of Llama 3.2 1B."""
 
@@ -97,6 +99,11 @@ def main() -> None:
             passes = operations(call) / operations(partial(forward, model, texts))
             rows.append(Row(name, passes, unit="passes of both texts"))
             print(rows[-1], flush=True)
+            if name in TIMED:
+                beside = {"forward passes of both texts": spent(partial(forward, model, texts))}
+                claim = f"{name}, whole call for SmolLM2"
+                rows.append(Row(claim, spent(call), unit="s", baselines=beside))
+                print(rows[-1], flush=True)
     for name, sizes in {"SmolLM2, 0.135 billion": None, "Llama, 1.24 billion": BILLION}.items():
         model = opened(sizes)
         ids = [torch.arange(TOKENS) + 100]
