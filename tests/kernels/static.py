@@ -99,19 +99,9 @@ QUADRATIC = {attend_kernel: "y", queries_kernel: "dq", keys_kernel: "dk, dv"}
 
 
 def launches(
-    width: int,
-    dtype: torch.dtype,
-    *,
-    squared: bool,
-    length: int = LENGTH,
-    card: Card | None = None,
-    normalised: bool = False,
+    width: int, dtype: torch.dtype, *, squared: bool, length: int = LENGTH, card: Card | None = None
 ) -> list[Launch]:
-    """Return all launches of a forward and a backward pass; the forward ones are up to y.
-
-    With `normalised` scores have a constant, and rows are divided by their sum, as in the models
-    that `bilens tensorise` makes.
-    """
+    """Return all launches of a forward and a backward pass; the forward ones are up to y."""
     recorded: list[Launch] = []
 
     class Recorder:
@@ -136,14 +126,13 @@ def launches(
     empty = torch.empty(1, HEADS, length, width, device="meta", dtype=dtype)
     q1, k1, v, q2, k2 = (torch.empty_like(empty) for _ in range(5))
     inputs = (q1, k1, v, None, None) if squared else (q1, k1, v, q2, k2)
-    constant = torch.empty(HEADS, device="meta") if normalised else None
     tiles, processors = (card.tiles, card.processors) if card else (OTHER, 1)
     kernels = (read_kernel, states_kernel, *QUADRATIC)
     instead: dict[str, Any] = {kernel.__name__: Recorder(kernel) for kernel in kernels}
     instead |= {"card_name": lambda device: tiles, "processors": lambda device: processors}
     with patch.multiple(triton_chunked, **instead):
-        y, sums, _ = triton_chunked.attend(inputs, 1.0, constant, None, normalised=normalised)
-        triton_chunked.gradients(inputs, y, constant, None, sums)
+        y, _ = triton_chunked.triton_chunked.attend(inputs, 1.0, None)
+        triton_chunked.triton_chunked.gradients(inputs, None, y, None)
     return recorded
 
 

@@ -17,7 +17,7 @@ from tests.kernels.static import CARDS, compiled, launches
 
 card, dtype = CARDS[sys.argv[1]], getattr(torch, sys.argv[2])
 kernels = {launch.name: launch for launch in launches(64, dtype, squared=False, card=card)}
-whole = launches(64, dtype, squared=True, normalised=True, length=4096, card=card)
+whole = launches(64, dtype, squared=True, length=4096, card=card)
 kernels |= {f"whole {launch.name}": launch for launch in whole}
 for kernel in sys.argv[3:]:
     needs = compiled(kernels[kernel], card.target)

@@ -3,7 +3,6 @@
 import importlib.util
 import sys
 from itertools import product
-from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -125,23 +124,6 @@ def test_constants_and_sums_of_rows(constant, normalised, length, padded, monkey
         results_of[kernel] = [y, *first, *second]
     for result, expected in zip(results_of["triton"], results_of["reference"], strict=True):
         assert (result - expected).norm() < BOUNDS[torch.float32] * expected.norm()
-
-
-@pytest.mark.parametrize("length", [256, 64])
-def test_scores_of_a_tensorised_layer_are_made_once(length, monkeypatch):
-    """With a constant and sums of rows, at the widest head, and without a copy of the queries."""
-    cut_into_chunks(monkeypatch, length)
-    kernels = {name: MagicMock() for name in ("attend_kernel", "states_kernel", "read_kernel")}
-    for name, kernel in kernels.items():
-        monkeypatch.setattr(f"bilens.kernels.triton_chunked.{name}", kernel)
-    q, k, v = on_device(time=70, width=128, d_value=128, squared=True)[:3]
-    constant = torch.ones(1, device=DEVICE)
-    bilinear_attention(q, k, v, constant=constant, normalised=True, kernel="triton")
-    # States hold squares of keys alone, without a coordinate for the constant.
-    for name, kernel in kernels.items():
-        launches = [call.kwargs for call in kernel.__getitem__.return_value.call_args_list]
-        sizes = [[of[x] for x in ("WK", "DK", "WA", "DA") if x in of] for of in launches]
-        assert sizes == ([] if length > 70 and name != "attend_kernel" else [[128, 128]]), name
 
 
 @pytest.mark.slow

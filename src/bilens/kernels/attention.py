@@ -3,7 +3,6 @@
 import math
 import os
 import warnings
-from collections.abc import Iterable
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -12,12 +11,10 @@ from typing import Any, Literal, get_args
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
-from torch.nn import functional
 from torch.overrides import handle_torch_function, has_torch_function
 
-from bilens.checks import checked
+from bilens.checks import EPS, checked
 from bilens.errors import BilensError
-from bilens.kernels import normalised as normalisation
 from bilens.kernels import products as operators
 from bilens.kernels.chunked import chunked, empty_state
 from bilens.kernels.products import Inputs, Kernel, no_autocast, products, weights
@@ -73,8 +70,9 @@ def bilinear_attention(  # noqa: PLR0913
         seen: False for padding, which has no weight in any pattern.
         kernel: reference (the whole pattern), chunked (time linear in the length), recurrent (one
             token after another), triton or auto. Triton is chunked, on a GPU, in float32 or
-            bfloat16, for heads and values of up to 128, with a version of Triton that was tested.
-            Auto is triton wherever it can be, else the reference for short texts, else chunked.
+            bfloat16, for heads and values of up to 128, with a version of Triton that was tested; a
+            constant is one more coordinate of a head, and normalised rows one of a value. Auto is
+            triton wherever it can be, else the reference for short texts, else chunked.
 
     Source: The post on tensor-transformer variants, "Replacing softmax attention".
     """
@@ -96,10 +94,9 @@ def bilinear_attention(  # noqa: PLR0913
     scale = _checked_scale(scale, q1)
     if constant is not None or normalised is not False:
         _check_squared(inputs, constant, normalised)
-    inputs, seen = _without_padding(inputs, constant, seen)
-    if constant is not None or normalised:
-        return _normalised(inputs, scale, constant, seen, normalised=normalised, kernel=kernel)
-    return _attend(kernel, inputs, scale, None)[0]
+    inputs = _extended(inputs, constant, seen, normalised=normalised)
+    y, _ = _attend(kernel, inputs, scale, None)
+    return _divided(y) if normalised else y
 
 
 def resume_attention(  # noqa: PLR0913
@@ -126,43 +123,40 @@ def resume_attention(  # noqa: PLR0913
     inputs = q1, k1, v, q2, k2
     if not _are_valid(inputs):
         _explain(*inputs)
-    extended = constant is not None or normalised is not False
-    if extended:
+    if constant is not None or normalised is not False:
         _check_squared(inputs, constant, normalised)
-    more_keys, more_values = int(constant is not None), int(normalised)
-    empty = empty_state(
-        functional.pad(k1, (0, more_keys)),
-        functional.pad(v, (0, more_values)),
-        symmetric=q2 is None,
-    )
+    inputs = _extended(inputs, constant, seen, normalised=normalised)
+    empty = empty_state(inputs[1], inputs[2], symmetric=q2 is None)
     state = empty if state is None else state
     _check_state(state, empty)
-    inputs, seen = _without_padding(inputs, constant, seen)
-    q1, k1, v, q2, k2 = inputs
     kernel = "recurrent" if q1.shape[2] == 1 else _linear(inputs)
-    scale = _checked_scale(scale, q1)
-    if not extended:
-        y, last = _attend(kernel, inputs, scale, state)
-        return y, state if last is None else last
-    tensors = q1, k1, v, constant, seen, state
-    # Gradients by a state are those of plain attention; a text that is resumed is seldom learned.
-    by_equations = _is_learned(tensors) or torch.compiler.is_compiling()
-    if kernel == GPU and triton_problem() is None and not by_equations:
-        return normalisation.resume_inside_kernels(*tensors, scale, normalised=normalised)
-
-    def attend(inputs: Inputs, scale: float) -> tuple[Tensor, Tensor | None]:
-        # One more coordinate may be too wide for the kernel of a GPU.
-        name = kernel if kernel == "recurrent" else _linear(inputs)
-        return _attend(name, inputs, scale, state)
-
-    y, last = normalisation.by_concatenation(
-        attend, inputs, scale, constant, seen, normalised=normalised
-    )
-    return y, state if last is None else last
+    y, last = _attend(kernel, inputs, _checked_scale(scale, q1), state)
+    return _divided(y) if normalised else y, state if last is None else last
 
 
-def _is_learned(tensors: Iterable[Tensor | None]) -> bool:
-    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+def _extended(
+    inputs: Inputs, constant: Tensor | None, seen: Tensor | None, *, normalised: bool
+) -> Inputs:
+    """Return inputs of plain attention, with all that is added to squared attention.
+
+    q . k + c is the product of [q, c] and [k, 1], a key of padding is zero, and the sum of a row is
+    the output of a value of 1.
+    """
+    q1, k1, v, q2, k2 = inputs
+    if constant is not None:
+        column = constant.to(q1)[:, None, None].expand(*q1.shape[:3], 1)
+        q1, k1 = torch.cat([q1, column], -1), torch.cat([k1, torch.ones_like(k1[..., :1])], -1)
+    if seen is not None:
+        _check_seen(seen, k1)
+        k1 = k1 * seen[:, None, :, None]
+    if normalised:
+        v = torch.cat([v, torch.ones_like(v[..., :1])], -1)
+    return q1, k1, v, q2, k2
+
+
+def _divided(y: Tensor) -> Tensor:
+    """Return outputs divided by the sums of their rows, which are the last coordinate."""
+    return y[..., :-1] / y[..., -1:].clamp_min(EPS)
 
 
 def _attend(
@@ -180,31 +174,6 @@ def _attend(
         with no_autocast(v.device):
             return recurrent(inputs, scale, start)
     return operators.attend(name, inputs, scale, state)
-
-
-def _normalised(
-    inputs: Inputs,
-    scale: float,
-    constant: Tensor | None,
-    seen: Tensor | None,
-    *,
-    normalised: bool,
-    kernel: KernelName,
-) -> Tensor:
-    """Return squared attention with a constant in its scores or rows that sum to one."""
-    q, k, v, _, _ = inputs
-    on_gpu = kernel == "triton" or (kernel == "auto" and _linear(inputs) == GPU)
-    if on_gpu and triton_problem() is None:
-        if kernel == "triton" and not torch.compiler.is_compiling():
-            _require_triton(inputs)
-        return normalisation.inside_kernels(q, k, v, constant, seen, scale, normalised=normalised)
-
-    def attend(inputs: Inputs, scale: float) -> tuple[Tensor, Tensor | None]:
-        return _attend(kernel, inputs, scale, None)
-
-    return normalisation.by_concatenation(
-        attend, inputs, scale, constant, seen, normalised=normalised
-    )[0]
 
 
 def reference(inputs: Inputs, scale: float) -> Tensor:
@@ -412,13 +381,7 @@ def _check_squared(inputs: Inputs, constant: Tensor | None, normalised: bool) ->
         )
 
 
-def _without_padding(
-    inputs: Inputs, constant: Tensor | None, seen: Tensor | None
-) -> tuple[Inputs, Tensor | None]:
-    """Return inputs and the mask that they still need: a key of 0 has no weight by itself."""
-    if seen is None:
-        return inputs, None
-    q1, k1, v, q2, k2 = inputs
+def _check_seen(seen: Tensor, k1: Tensor) -> None:
     expected = k1.shape[0], k1.shape[2]
     if not isinstance(seen, Tensor) or seen.dtype != torch.bool or seen.shape != expected:
         shape = tuple(seen.shape) if isinstance(seen, Tensor) else type(seen).__name__
@@ -426,9 +389,6 @@ def _without_padding(
         raise BilensError(f"seen is {shape}{kind}, expected {expected} of torch.bool")
     if seen.device != k1.device:
         raise BilensError(f"seen is on {seen.device} and k1 on {k1.device}; move one of them")
-    if constant is not None:
-        return inputs, seen
-    return (q1, k1 * seen[:, None, :, None], v, q2, k2), None
 
 
 @cache

@@ -17,7 +17,6 @@ import triton
 from torch import Tensor
 from torch.nn import functional
 
-from bilens.kernels.linear_terms import LinearTerms, SplitState
 from bilens.kernels.products import Inputs, Kernel, both_orders, one_order, weights
 from bilens.kernels.triton_kernels import LENGTHS, OTHER, read_kernel, states_kernel, tile_sizes
 from bilens.kernels.triton_quadratic import (
@@ -70,113 +69,35 @@ def card_name(device: torch.device) -> str:
 
 
 def _attend(inputs: Inputs, scale: float, state: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    y, _, last = attend(inputs, scale, state=state)
-    return y, last
-
-
-def attend(
-    inputs: Inputs,
-    scale: float,
-    constant: Tensor | None = None,
-    seen: Tensor | None = None,
-    *,
-    normalised: bool = False,
-    state: Tensor | None = None,
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Return outputs, the sums of rows if they are divided by, and the state after one given.
-
-    Args:
-        inputs: q1, k1, v, and q2, k2 or None.
-        scale: of the product of scores.
-        constant: of each head, added to the only score; in float32.
-        seen: 1 for tokens and 0 for padding (batch, time), in float32, beside a constant; keys of
-            other padding are 0.
-        normalised: divide each row by its sum.
-        state: of the tokens before; with a constant that of keys [k, 1], and with normalised rows
-            that of values [v, 1].
-    """
     if state is None and is_one_chunk(inputs[0]):
-        return *_in_chunks(inputs, scale, constant, seen, normalised=normalised), None
-    inputs = _without_padding(inputs, seen)
-    text, linear = _Text(inputs), constant is not None or normalised
+        return _in_chunks(inputs, scale, None), None
+    text = _Text(inputs)
     q1, k1, v, q2, k2 = text.parts
-    width, split = k1.shape[-1], None
-    squares = state
-    if linear and state is not None:
-        split = SplitState.of(state, width, v.shape[-1], constant=constant is not None)
-        squares = split.squares.unflatten(0, state.shape[:2])
-    states = text.states((k1, k2, v), squares)
-    y, sums = text.read((q1, q2), states, (0, 1, 2)), None
-    last = None if states.last is None else text.stored(states.last)
-    if linear:
-        start = None if split is None else split.linear
-        terms = LinearTerms(q1, k1, v, constant, text.length, seen, start)
-        y, sums = y + terms.outputs(), terms.sums() if normalised else None
-        if last is not None:
-            last = SplitState(last, terms.last).joined(
-                width, constant=constant is not None, normalised=normalised
-            )
-    carried = y, sums
-    y, sums = _in_chunks(inputs, scale, constant, seen, normalised=normalised, carried=carried)
-    return y, sums, None if last is None or state is None else last.view_as(state)
+    states = text.states((k1, k2, v), state)
+    y = _in_chunks(inputs, scale, text.read((q1, q2), states, (0, 1, 2)))
+    if states.last is None or state is None:
+        return y, None
+    return y, text.stored(states.last).view_as(state)
 
 
 def _gradients(
     inputs: Inputs, state: Tensor | None, dy: Tensor, dlast: Tensor | None
 ) -> list[Tensor | None]:
     """Return the gradients of the inputs and of the state, each a read by two axes of a state."""
-    if state is None:
-        return [*gradients(inputs, dy)[:5], None]
+    if state is None and is_one_chunk(inputs[0]):
+        return [*_gradients_in_chunks(inputs, dy, None), None]
     text = _Text(inputs)
     if dlast is not None and text.squared:
         # As a state, in which one of each pair stands for both.
         dlast = dlast / weights(inputs[1].shape[-1], dlast)
     carried, first = text.carried_gradients(_readable(dy), state, dlast)
-    dinputs = _gradients_in_chunks(inputs, dy, carried=carried)[:5]
-    if first is None:
+    dinputs = _gradients_in_chunks(inputs, dy, carried)
+    if first is None or state is None:
         return [*dinputs, None]
     first = text.stored(first).view_as(state)
     if text.squared:
         first = first * weights(inputs[1].shape[-1], first)
     return [*dinputs, first]
-
-
-def gradients(
-    inputs: Inputs,
-    dy: Tensor,
-    constant: Tensor | None = None,
-    seen: Tensor | None = None,
-    dsums: Tensor | None = None,
-) -> list[Tensor | None]:
-    """Return the gradients of the five inputs and of the constant, for a text without a state.
-
-    Args:
-        inputs: see `attend`.
-        dy: gradient of the outputs times the scale, before rows are divided by their sums.
-        constant: see `attend`, and for `seen`.
-        dsums: gradient of the rows' sums times the scale, in float32.
-    """
-    if is_one_chunk(inputs[0]):
-        return _gradients_in_chunks(inputs, dy, constant, seen, dsums)
-    inputs = _without_padding(inputs, seen)
-    text, dy = _Text(inputs), _readable(dy)
-    carried, _ = text.carried_gradients(dy, None, None)
-    if constant is not None or dsums is not None:
-        q1, k1, v, _, _ = text.parts
-        terms = LinearTerms(q1, k1, v, constant, text.length, seen)
-        *more, dconstant = terms.gradients(dy, dsums)
-        carried[:3] = [x + y for x, y in zip(carried, more, strict=False) if x is not None]
-        carried[5] = None if constant is None else dconstant
-    return _gradients_in_chunks(inputs, dy, constant, seen, dsums, carried=carried)
-
-
-def _without_padding(inputs: Inputs, seen: Tensor | None) -> Inputs:
-    """Return inputs of which padding adds nothing to a state."""
-    if seen is None:
-        return inputs
-    q, k, v, _, _ = inputs
-    column = seen[:, None, :, None]
-    return q, (k * column).to(k.dtype), (v * column).to(v.dtype), None, None
 
 
 def is_one_chunk(q: Tensor) -> bool:
@@ -185,70 +106,47 @@ def is_one_chunk(q: Tensor) -> bool:
     return chunk_length(time, width) >= time
 
 
-def _in_chunks(
-    inputs: Inputs,
-    scale: float,
-    constant: Tensor | None = None,
-    seen: Tensor | None = None,
-    *,
-    normalised: bool = False,
-    carried: tuple[Tensor, Tensor | None] | None = None,
-) -> tuple[Tensor, Tensor | None]:
-    """Return outputs, and the sums of rows if they are divided by, in one launch.
+def _in_chunks(inputs: Inputs, scale: float, carried: Tensor | None) -> Tensor:
+    """Return outputs in one launch.
 
-    Arguments are those of `attend`; `carried` is what other chunks add to both before the scale, in
-    float32, and is overwritten.
+    `carried` is what other chunks add to them before the scale, in float32, and is overwritten.
     """
     q1, k1, v, q2, k2 = _readable_inputs(inputs)
-    if carried is None:
-        y = v.new_empty(*q1.shape[:3], v.shape[-1])
-        sums = v.new_empty(q1.shape[:3], dtype=torch.float32) if normalised else None
-    else:
-        # The kernel counts their numbers from the first on, whatever torch's layout.
-        y, sums = carried[0].contiguous(), carried[1]
-        sums = None if sums is None else sums.contiguous()
+    # The kernel counts their numbers from the first on, whatever torch's layout.
+    y = v.new_empty(*q1.shape[:3], v.shape[-1]) if carried is None else carried.contiguous()
     grid, numbers, constants = _quadratic_launch(q1, k1, v, q2, gradients=False)
     attend_kernel[grid,](
-        *(q1, k1, v, q2, k2, constant, seen, y, sums, scale, *numbers),
+        *(q1, k1, v, q2, k2, y, scale, *numbers),
         *(stride for x in (q1, k1, v, q2, k2) for stride in _strides(x)),
         **constants,
         CARRIED=carried is not None,
     )
-    return y.to(inputs[2].dtype), sums
+    return y.to(inputs[2].dtype)
 
 
 def _gradients_in_chunks(
-    inputs: Inputs,
-    dy: Tensor,
-    constant: Tensor | None = None,
-    seen: Tensor | None = None,
-    dsums: Tensor | None = None,
-    *,
-    carried: list[Tensor | None] | None = None,
+    inputs: Inputs, dy: Tensor, carried: list[Tensor | None] | None
 ) -> list[Tensor | None]:
-    """Return the gradients of the five inputs and of the constant, in two launches.
+    """Return the gradients of the five inputs, in two launches.
 
-    Arguments are those of `gradients`; `carried` is what other chunks add to the results, in
-    float32, of the constant for each row, and is overwritten.
+    `dy` is the gradient of the outputs times the scale; `carried` is what other chunks add to the
+    results, in float32, and is overwritten.
     """
     q1, k1, v, q2, k2 = _readable_inputs(inputs)
-    dy, dsums = _readable(dy), None if dsums is None else dsums.contiguous()
+    dy = _readable(dy)
     if carried is None:
         made = [None if x is None else x.new_empty(x.shape) for x in (q1, k1, v, q2, k2)]
-        parts = None if constant is None else q1.new_empty(q1.shape[:3], dtype=torch.float32)
     else:
-        *made, parts = (None if x is None else x.contiguous() for x in carried)
+        made = [None if x is None else x.contiguous() for x in carried]
     dq1, dk1, dv, dq2, dk2 = made
     grid, numbers, constants = _quadratic_launch(q1, k1, v, q2, gradients=True)
     constants["CARRIED"] = carried is not None
-    read = q1, k1, v, q2, k2, constant, seen, dy, dsums
-    strides = [stride for x in (q1, k1, v, q2, k2, dy) for stride in _strides(x)]
-    queries_kernel[grid,](*read, dq1, dq2, parts, *numbers, *strides, **constants)
+    read = q1, k1, v, q2, k2, dy
+    strides = [stride for x in read for stride in _strides(x)]
+    queries_kernel[grid,](*read, dq1, dq2, *numbers, *strides, **constants)
     grid = grid // q1.shape[1] * k1.shape[1]
     keys_kernel[grid,](*read, dk1, dk2, dv, *numbers, *strides, **constants)
-    dtype = inputs[2].dtype
-    results = [None if x is None else x.to(dtype) for x in made]
-    return [*results, None if parts is None else parts.sum((0, 2))]
+    return [None if x is None else x.to(inputs[2].dtype) for x in made]
 
 
 def _quadratic_launch(
@@ -400,7 +298,7 @@ class _Text:
     ) -> tuple[list[Tensor | None], Tensor | None]:
         """Return what other chunks add to the gradients, and the gradient of a state given.
 
-        The first are those of q1, k1, v, q2, k2 and of a constant, in float32.
+        The first are those of q1, k1, v, q2 and k2, in float32.
         """
         q1, k1, v, q2, k2 = self.parts
         before = self.states((k1, k2, v), state)
@@ -413,12 +311,12 @@ class _Text:
             self.read((k1, k2), after, (0, 1, 2), reverse=True),
         ]
         if self.squared:
-            return [*results, None, None, None], after.last
+            return [*results, None, None], after.last
         results += [
             self.read((q1, dy), before, (0, 2, 1)),
             self.read((k1, v), after, (0, 2, 1), reverse=True),
         ]
-        return [*results, None], after.last
+        return results, after.last
 
     def read(
         self,

@@ -1,10 +1,9 @@
 """Triton kernels of attention without softmax inside chunks, or over a whole text as one chunk.
 
-    y_t = scale sum_{s<=t} P_ts v_s,    P_ts = (q1_t . k1_s + c)(q2_t . k2_s),
+    y_t = scale sum_{s<=t} P_ts v_s,    P_ts = (q1_t . k1_s)(q2_t . k2_s),
 
-and with one score its square, (q1_t . k1_s + c)^2. A row may be divided by its sum, which is one
-register more beside the output. With g_ts = dy_t . v_s + r_t, where r is the gradient of the rows'
-sums, the gradients of two scores s1 and s2 are
+and with one score its square, (q1_t . k1_s)^2. With g_ts = dy_t . v_s, the gradients of two scores
+s1 and s2 are
 
     dq1_t = sum_{s<=t} s2 g k1_s,   dk1_s = sum_{t>=s} s2 g q1_t,   dv_s = sum_{t>=s} s1 s2 dy_t,
 
@@ -27,10 +26,6 @@ import triton.language as tl
 
 from bilens.kernels.triton_kernels import head_start
 
-LANES = tl.constexpr(8)
-"""Parts of a row's sum that different threads have, which are added after the last block."""
-EPS = tl.constexpr(1e-20)
-"""Least sum of a row that is divided by, as in `bilens.kernels.attention`."""
 TILES = {
     (2, 32): ((64, 128, 4, 3), (64, 64, 4, 3)),
     (2, 64): ((64, 64, 4, 3), (64, 32, 8, 3)),
@@ -97,24 +92,6 @@ def _carried(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _carried_numbers(y, first, end, B: tl.constexpr, CARRIED: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return what B numbers of an output (end,) hold, or zeros."""
-    t = first + tl.arange(0, B)
-    if CARRIED:
-        return tl.load(y + t, mask=t < end, other=0.0)
-    return tl.zeros((B,), tl.float32)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _of_texts(seen, first, end, B: tl.constexpr, WHOLE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return 1 for B tokens from `first` on that are seen, and 0 for padding."""
-    s = first + tl.arange(0, B)
-    if WHOLE:
-        return tl.load(seen + s)
-    return tl.load(seen + s, mask=s < end, other=0.0)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
 def _write(y, x, first, end, B: tl.constexpr, W: tl.constexpr, D: tl.constexpr):  # type: ignore[no-untyped-def]
     """Write B rows of a matrix (end, W) from `first` on."""
     row, column = tl.arange(0, B), tl.arange(0, D)
@@ -125,20 +102,15 @@ def _write(y, x, first, end, B: tl.constexpr, W: tl.constexpr, D: tl.constexpr):
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _attend_block(  # type: ignore[no-untyped-def]
-    total, rows, query1, query2, k1, k2, v, c, seen, past, begin, time, k1_time, k2_time, v_time,
+    total, query1, query2, k1, k2, v, past, begin, time, k1_time, k2_time, v_time,
     BT: tl.constexpr, BS: tl.constexpr, WK: tl.constexpr, DK: tl.constexpr,
     W2: tl.constexpr, D2: tl.constexpr,
-    WV: tl.constexpr, DV: tl.constexpr, SQUARED: tl.constexpr, SUMS: tl.constexpr,
+    WV: tl.constexpr, DV: tl.constexpr, SQUARED: tl.constexpr,
     DIAGONAL: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Return outputs and sums of rows with those of a block of keys added."""
+    """Return outputs with those of a block of keys added."""
     keys = _block(k1, past, time, k1_time, BS, WK, DK, not DIAGONAL)
     pattern = tl.dot(query1, tl.trans(keys), input_precision=PRECISION)
-    # Not a sum with zero, which the compiler has to compute.
-    if c is not None:
-        pattern += c
-    if seen is not None:
-        pattern *= _of_texts(seen, past, time, BS, not DIAGONAL)[None]
     if SQUARED:
         pattern *= pattern
     else:
@@ -147,15 +119,13 @@ def _attend_block(  # type: ignore[no-untyped-def]
     if DIAGONAL:
         t, s = begin + tl.arange(0, BT), past + tl.arange(0, BS)
         pattern = tl.where(t[:, None] >= s[None], pattern, 0.0)
-    if SUMS:
-        rows += tl.sum(tl.reshape(pattern, (BT, BS // LANES, LANES)), 1)
     values = _block(v, past, time, v_time, BS, WV, DV, not DIAGONAL)
-    return tl.dot(pattern.to(v.dtype.element_ty), values, total, input_precision=PRECISION), rows
+    return tl.dot(pattern.to(v.dtype.element_ty), values, total, input_precision=PRECISION)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def attend_kernel(  # type: ignore[no-untyped-def]
-    q1, k1, v, q2, k2, constant, seen, y, sums, scale, time, length, heads, key_heads,
+    q1, k1, v, q2, k2, y, scale, time, length, heads, key_heads,
     q1_batch, q1_head, q1_time, k1_batch, k1_head, k1_time, v_batch, v_head, v_time,
     q2_batch, q2_head, q2_time, k2_batch, k2_head, k2_time,
     WK: tl.constexpr, DK: tl.constexpr, W2: tl.constexpr, D2: tl.constexpr,
@@ -163,21 +133,18 @@ def attend_kernel(  # type: ignore[no-untyped-def]
     BT: tl.constexpr, BS: tl.constexpr, SHARING: tl.constexpr, SQUARED: tl.constexpr,
     CARRIED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Write outputs, each row divided by its sum if sums are to be written.
+    """Write outputs.
 
     Args:
         q1: (batch, heads, time, WK), and so k1, v, q2, k2, with their strides.
-        constant: of each head in its first score, (heads,); None for 0.
-        seen: 1 for tokens that later ones see and 0 for padding, (batch, time); None for ones.
         y: to be written, (batch, heads, time, WV) in a row.
-        sums: of rows times scale, to be written in float32, (batch, heads, time); or None.
         scale: of y.
         time: number of tokens.
         length: of a chunk, a multiple of BT and BS, or no less than the time.
         heads: of queries in a text, and so key_heads.
         DK: the next power of two from WK, and so D2 of the second scores, and DV.
         SQUARED: the second score is the first.
-        CARRIED: y and sums hold what earlier chunks add to both before the scale.
+        CARRIED: y holds what earlier chunks add to it before the scale.
     """
     head, begin = _longest_first(time, BT)
     q1 = head_start(q1, head, heads, q1_batch, q1_head)
@@ -189,77 +156,49 @@ def attend_kernel(  # type: ignore[no-untyped-def]
         q2 = head_start(q2, head, heads, q2_batch, q2_head)
         k2 = head_start(k2, head // SHARING, key_heads, k2_batch, k2_head)
         query2 = _block(q2, begin, time, q2_time, BT, W2, D2, False)
-    c = None
-    if constant is not None:
-        c = tl.load(constant + head % heads)
-    if seen is not None:
-        seen += (head // heads) * time
     y += head * time * WV
     total = _carried(y, begin, time, BT, WV, DV, CARRIED)
-    rows = tl.zeros((BT, LANES), tl.float32)
     low, edge = begin // length * length, begin // BS * BS
-    k1_, v_, k2_, seen_ = _row(k1, low, k1_time), _row(v, low, v_time), k2, seen
+    k1_, v_, k2_ = _row(k1, low, k1_time), _row(v, low, v_time), k2
     if not SQUARED:
         k2_ = _row(k2, low, k2_time)
-    if seen is not None:
-        seen_ = seen + low
     # fmt: off
     for _ in range(low, edge, BS):
-        total, rows = _attend_block(
-            total, rows, query1, query2, k1_, k2_, v_, c, seen_, 0, begin, time,
-            k1_time, k2_time, v_time,
-            BT, BS, WK, DK, W2, D2, WV, DV, SQUARED, sums is not None, False, PRECISION,
+        total = _attend_block(
+            total, query1, query2, k1_, k2_, v_, 0, begin, time, k1_time, k2_time, v_time,
+            BT, BS, WK, DK, W2, D2, WV, DV, SQUARED, False, PRECISION,
         )
         k1_, v_ = _row(k1_, BS, k1_time), _row(v_, BS, v_time)
         if not SQUARED:
             k2_ = _row(k2_, BS, k2_time)
-        if seen is not None:
-            seen_ += BS
     for past in range(edge, min(begin + BT, time), BS):
-        total, rows = _attend_block(
-            total, rows, query1, query2, k1, k2, v, c, seen, past, begin, time,
-            k1_time, k2_time, v_time,
-            BT, BS, WK, DK, W2, D2, WV, DV, SQUARED, sums is not None, True, PRECISION,
+        total = _attend_block(
+            total, query1, query2, k1, k2, v, past, begin, time, k1_time, k2_time, v_time,
+            BT, BS, WK, DK, W2, D2, WV, DV, SQUARED, True, PRECISION,
         )
     # fmt: on
-    total *= scale
-    if sums is not None:
-        sums += head * time
-        sum_ = scale * (tl.sum(rows, 1) + _carried_numbers(sums, begin, time, BT, CARRIED))
-        t = begin + tl.arange(0, BT)
-        tl.store(sums + t, sum_, mask=t < time)
-        total /= tl.maximum(sum_, EPS)[:, None]
-    _write(y, total, begin, time, BT, WV, DV)
+    _write(y, total * scale, begin, time, BT, WV, DV)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _query_block(  # type: ignore[no-untyped-def]
-    total1, total2, rows, query1, query2, above, added, k1, k2, v, c, seen, past, begin, time,
+    total1, total2, query1, query2, above, k1, k2, v, past, begin, time,
     k1_time, k2_time, v_time,
     BT: tl.constexpr, BS: tl.constexpr, WK: tl.constexpr, DK: tl.constexpr,
     W2: tl.constexpr, D2: tl.constexpr,
-    WV: tl.constexpr, DV: tl.constexpr, SQUARED: tl.constexpr, SUMS: tl.constexpr,
+    WV: tl.constexpr, DV: tl.constexpr, SQUARED: tl.constexpr,
     DIAGONAL: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Return gradients of queries, and sums of rows, with those of a block of keys added."""
+    """Return gradients of queries with those of a block of keys added."""
     keys1 = _block(k1, past, time, k1_time, BS, WK, DK, not DIAGONAL)
     values = _block(v, past, time, v_time, BS, WV, DV, not DIAGONAL)
     score1 = tl.dot(query1, tl.trans(keys1), input_precision=PRECISION)
-    if c is not None:
-        score1 += c
-    if seen is not None:
-        score1 *= _of_texts(seen, past, time, BS, not DIAGONAL)[None]
     g = tl.dot(above, tl.trans(values), input_precision=PRECISION)
-    if added is not None:
-        g += added[:, None]
     if DIAGONAL:
         t, s = begin + tl.arange(0, BT), past + tl.arange(0, BS)
         g = tl.where(t[:, None] >= s[None], g, 0.0)
     if SQUARED:
-        pattern = 2 * score1 * g
-        if SUMS:
-            rows += tl.sum(tl.reshape(pattern, (BT, BS // LANES, LANES)), 1)
-        pattern = pattern.to(k1.dtype.element_ty)
+        pattern = (2 * score1 * g).to(k1.dtype.element_ty)
         total1 = tl.dot(pattern, keys1, total1, input_precision=PRECISION)
     else:
         keys2 = _block(k2, past, time, k2_time, BS, W2, D2, not DIAGONAL)
@@ -267,13 +206,12 @@ def _query_block(  # type: ignore[no-untyped-def]
         first, second = (score2 * g).to(k1.dtype.element_ty), (score1 * g).to(k1.dtype.element_ty)
         total1 = tl.dot(first, keys1, total1, input_precision=PRECISION)
         total2 = tl.dot(second, keys2, total2, input_precision=PRECISION)
-    return total1, total2, rows
+    return total1, total2
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def queries_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0912
-    q1, k1, v, q2, k2, constant, seen, dy, dsums, dq1, dq2, dconstant, time, length, heads,
-    key_heads,
+def queries_kernel(  # type: ignore[no-untyped-def]
+    q1, k1, v, q2, k2, dy, dq1, dq2, time, length, heads, key_heads,
     q1_batch, q1_head, q1_time, k1_batch, k1_head, k1_time, v_batch, v_head, v_time,
     q2_batch, q2_head, q2_time, k2_batch, k2_head, k2_time, dy_batch, dy_head, dy_time,
     WK: tl.constexpr, DK: tl.constexpr, W2: tl.constexpr, D2: tl.constexpr,
@@ -281,13 +219,11 @@ def queries_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0912
     BT: tl.constexpr, BS: tl.constexpr, SHARING: tl.constexpr, SQUARED: tl.constexpr,
     CARRIED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Write the gradients of queries, and of the constant in parts.
+    """Write the gradients of queries.
 
     Args:
         dy: gradient of y times the scale; see `attend_kernel` for the others.
-        dsums: gradient of the rows' sums times the scale, (batch, heads, time); None for 0.
         dq1: to be written, in a row, and so dq2, which is None for one score.
-        dconstant: to be written, the part of each row, (batch, heads, time); None without one.
         CARRIED: the gradients hold what other chunks add to them.
     """
     head, begin = _longest_first(time, BT)
@@ -302,58 +238,41 @@ def queries_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0912
         q2 = head_start(q2, head, heads, q2_batch, q2_head)
         k2 = head_start(k2, head // SHARING, key_heads, k2_batch, k2_head)
         query2 = _block(q2, begin, time, q2_time, BT, W2, D2, False)
-    c, added, t = None, None, begin + tl.arange(0, BT)
-    if constant is not None:
-        c = tl.load(constant + head % heads)
-    if seen is not None:
-        seen += (head // heads) * time
-    if dsums is not None:
-        added = tl.load(dsums + head * time + t, mask=t < time, other=0.0)
     dq1 += head * time * WK
     total1, total2 = _carried(dq1, begin, time, BT, WK, DK, CARRIED), tl.zeros((BT, D2), tl.float32)
     if not SQUARED:
         dq2 += head * time * W2
         total2 = _carried(dq2, begin, time, BT, W2, D2, CARRIED)
-    rows = tl.zeros((BT, LANES), tl.float32)
     low, edge = begin // length * length, begin // BS * BS
-    k1_, v_, k2_, seen_ = _row(k1, low, k1_time), _row(v, low, v_time), k2, seen
+    k1_, v_, k2_ = _row(k1, low, k1_time), _row(v, low, v_time), k2
     if not SQUARED:
         k2_ = _row(k2, low, k2_time)
-    if seen is not None:
-        seen_ = seen + low
     # fmt: off
     for _ in range(low, edge, BS):
-        total1, total2, rows = _query_block(
-            total1, total2, rows, query1, query2, above, added, k1_, k2_, v_, c, seen_, 0, begin,
-            time,
+        total1, total2 = _query_block(
+            total1, total2, query1, query2, above, k1_, k2_, v_, 0, begin, time,
             k1_time, k2_time, v_time,
-            BT, BS, WK, DK, W2, D2, WV, DV, SQUARED, dconstant is not None, False, PRECISION,
+            BT, BS, WK, DK, W2, D2, WV, DV, SQUARED, False, PRECISION,
         )
         k1_, v_ = _row(k1_, BS, k1_time), _row(v_, BS, v_time)
         if not SQUARED:
             k2_ = _row(k2_, BS, k2_time)
-        if seen is not None:
-            seen_ += BS
     for past in range(edge, min(begin + BT, time), BS):
-        total1, total2, rows = _query_block(
-            total1, total2, rows, query1, query2, above, added, k1, k2, v, c, seen, past, begin,
-            time, k1_time, k2_time, v_time,
-            BT, BS, WK, DK, W2, D2, WV, DV, SQUARED, dconstant is not None, True, PRECISION,
+        total1, total2 = _query_block(
+            total1, total2, query1, query2, above, k1, k2, v, past, begin, time,
+            k1_time, k2_time, v_time,
+            BT, BS, WK, DK, W2, D2, WV, DV, SQUARED, True, PRECISION,
         )
     # fmt: on
     _write(dq1, total1, begin, time, BT, WK, DK)
     if not SQUARED:
         _write(dq2, total2, begin, time, BT, W2, D2)
-    if dconstant is not None:
-        dconstant += head * time
-        sum_ = tl.sum(rows, 1) + _carried_numbers(dconstant, begin, time, BT, CARRIED)
-        tl.store(dconstant + t, sum_, mask=t < time)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _key_block(  # type: ignore[no-untyped-def]
-    total1, total2, totalv, keys1, keys2, values, q1, q2, dy, dsums, c, of_texts, later, begin,
-    time, q1_time, q2_time, dy_time,
+    total1, total2, totalv, keys1, keys2, values, q1, q2, dy, later, begin, time,
+    q1_time, q2_time, dy_time,
     BT: tl.constexpr, BS: tl.constexpr, WK: tl.constexpr, DK: tl.constexpr,
     W2: tl.constexpr, D2: tl.constexpr,
     WV: tl.constexpr, DV: tl.constexpr, SQUARED: tl.constexpr,
@@ -364,19 +283,7 @@ def _key_block(  # type: ignore[no-untyped-def]
     above = _block(dy, later, time, dy_time, BS, WV, DV, WHOLE)
     t = later + tl.arange(0, BS)
     score1 = tl.dot(keys1, tl.trans(query1), input_precision=PRECISION)
-    if c is not None:
-        score1 += c
-    if of_texts is not None:
-        score1 *= of_texts[:, None]
     g = tl.dot(values, tl.trans(above), input_precision=PRECISION)
-    if dsums is not None:
-        if WHOLE:
-            g += tl.load(dsums + t)[None]
-        else:
-            g += tl.load(dsums + t, mask=t < time, other=0.0)[None]
-    if not WHOLE:
-        # A constant gives queries beyond the text a score.
-        score1 = tl.where((t < time)[None], score1, 0.0)
     if DIAGONAL:
         s = begin + tl.arange(0, BT)
         score1 = tl.where(t[None] >= s[:, None], score1, 0.0)
@@ -397,8 +304,8 @@ def _key_block(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def keys_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0912, PLR0915
-    q1, k1, v, q2, k2, constant, seen, dy, dsums, dk1, dk2, dv, time, length, heads, key_heads,
+def keys_kernel(  # type: ignore[no-untyped-def]
+    q1, k1, v, q2, k2, dy, dk1, dk2, dv, time, length, heads, key_heads,
     q1_batch, q1_head, q1_time, k1_batch, k1_head, k1_time, v_batch, v_head, v_time,
     q2_batch, q2_head, q2_time, k2_batch, k2_head, k2_time, dy_batch, dy_head, dy_time,
     WK: tl.constexpr, DK: tl.constexpr, W2: tl.constexpr, D2: tl.constexpr,
@@ -417,9 +324,6 @@ def keys_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0912, PLR0915
     v = head_start(v, head, key_heads, v_batch, v_head)
     keys1 = _block(k1, begin, time, k1_time, BT, WK, DK, False)
     values = _block(v, begin, time, v_time, BT, WV, DV, False)
-    of_texts = None
-    if seen is not None:
-        of_texts = _of_texts(seen + (head // key_heads) * time, begin, time, BT, False)
     keys2 = keys1
     if not SQUARED:
         k2 = head_start(k2, head, key_heads, k2_batch, k2_head)
@@ -441,39 +345,30 @@ def keys_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0912, PLR0915
         q2_ = q1_
         if not SQUARED:
             q2_ = head_start(q2, shared, heads, q2_batch, q2_head)
-        c, dsums_ = None, dsums
-        if constant is not None:
-            c = tl.load(constant + shared % heads)
-        if dsums is not None:
-            dsums_ = dsums + shared * time
         # fmt: off
         for later in range(begin, min(edge, high), BS):
             total1, total2, totalv = _key_block(
-                total1, total2, totalv, keys1, keys2, values, q1_, q2_, dy_, dsums_, c, of_texts,
-                later, begin, time, q1_time, q2_time, dy_time,
+                total1, total2, totalv, keys1, keys2, values, q1_, q2_, dy_, later, begin, time,
+                q1_time, q2_time, dy_time,
                 BT, BS, WK, DK, W2, D2, WV, DV, SQUARED, True, False, PRECISION,
             )
         whole_q1, whole_dy = _row(q1_, edge, q1_time), _row(dy_, edge, dy_time)
-        whole_q2, whole_dsums = q2_, dsums_
+        whole_q2 = q2_
         if not SQUARED:
             whole_q2 = _row(q2_, edge, q2_time)
-        if dsums is not None:
-            whole_dsums = dsums_ + edge
         for _ in range(edge, whole, BS):
             total1, total2, totalv = _key_block(
                 total1, total2, totalv, keys1, keys2, values, whole_q1, whole_q2, whole_dy,
-                whole_dsums, c, of_texts, 0, begin, time, q1_time, q2_time, dy_time,
+                0, begin, time, q1_time, q2_time, dy_time,
                 BT, BS, WK, DK, W2, D2, WV, DV, SQUARED, False, True, PRECISION,
             )
             whole_q1, whole_dy = _row(whole_q1, BS, q1_time), _row(whole_dy, BS, dy_time)
             if not SQUARED:
                 whole_q2 = _row(whole_q2, BS, q2_time)
-            if dsums is not None:
-                whole_dsums += BS
         for later in range(max(edge, whole), high, BS):
             total1, total2, totalv = _key_block(
-                total1, total2, totalv, keys1, keys2, values, q1_, q2_, dy_, dsums_, c, of_texts,
-                later, begin, time, q1_time, q2_time, dy_time,
+                total1, total2, totalv, keys1, keys2, values, q1_, q2_, dy_, later, begin, time,
+                q1_time, q2_time, dy_time,
                 BT, BS, WK, DK, W2, D2, WV, DV, SQUARED, False, False, PRECISION,
             )
         # fmt: on
