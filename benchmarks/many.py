@@ -4,6 +4,10 @@
 writes `results/many.json`. Questions of agreement are made from lists of words, the same each time.
 Memory is what a run adds to a process of its own. Two processes are killed together, ten times, at
 random moments, and then left to end. What two hours hold is extrapolated from the speed of minutes.
+
+`python -m benchmarks.many --hours 2 --folder runs/agreement --write` runs as many questions of
+SmolLM2 as so much time of a core holds, and writes what they show to `results/agreement.json`. The
+folder keeps the rows and the time that they took, so a run that was stopped goes on.
 """
 
 import argparse
@@ -27,46 +31,17 @@ from experiments.results import Recording, Row
 from tests.real.packages import SMOLLM2, gguf_file
 
 import bilens
+from benchmarks import agreement
+from benchmarks.agreement import questions
 from benchmarks.clock import spent
 from benchmarks.subprocess_memory import peak_above
 from bilens.flows import Question, flow_table
+from bilens.flows.table import FlowTable
 
-NOUNS = (
-    "dog cat bird boy girl tree car toy friend ball book flower duck bear rabbit frog king queen"
-)
-NOUNS += (
-    " apple truck horse cow pig farmer teacher picture letter key cup door house boat river hat"
-)
-PREPOSITIONS = "near behind beside with by under above below around beyond"
-VERBS = "saw liked found loved wanted knew heard met followed needed"
-ADJECTIVES = "big little old new red blue happy sad good nice"
-FORMS = {
-    "near": ("The {a} {link} the {b}", PREPOSITIONS),
-    "relative": ("The {a} that the {b} {link}", VERBS),
-    "adjective": ("The {adjective} {a} {link} the {b}", PREPOSITIONS),
-}
-"""Templates: the number of the verb is that of noun a, and that of noun b is another one or not."""
-ALL, FEW, MANY = 100_000, 1_000, 50_000
+FEW, MANY = 1_000, 50_000
 KILLED, SHARD, KILLS = 1_500, 32, 10
+SHARD_OF_HOURS = 512
 BATCH, TURNS, MINUTES, HOURS = 8, 5, 2, 2
-
-
-def questions(number: int = ALL) -> Iterator[Question]:
-    """Yield different questions of agreement: are and not is after a plural, or the reverse."""
-    draw, nouns, seen = Random(0), NOUNS.split(), set[str]()
-    while len(seen) < number:
-        form = draw.choice([*FORMS])
-        text, links = FORMS[form]
-        a, b = draw.sample(nouns, 2)
-        words = {"link": draw.choice(links.split()), "b": b + draw.choice(["", "s"])}
-        words["adjective"] = draw.choice(ADJECTIVES.split())
-        plural, singular = (text.format(a=a + end, **words) for end in ("s", ""))
-        is_plural = draw.random() < 0.5
-        first, second = (plural, singular) if is_plural else (singular, plural)
-        if first not in seen:
-            seen.add(first)
-            tokens = (" are", " is") if is_plural else (" is", " are")
-            yield Question(first, *tokens, second, task="agreement", template=form)
 
 
 def memory(number: int) -> None:
@@ -103,18 +78,24 @@ def speed(model: Any, folder: Path) -> list[float]:
     return ratios[1:]  # the first fills caches
 
 
-def minutes(model: Any, folder: Path, seconds: float) -> tuple[int, float]:
-    """Return the questions of SmolLM2 whose rows were written in some time, and the time."""
-    start, clock = time.process_time(), time.process_time
+def within(model: Any, folder: Path, seconds: float, shard: int) -> tuple[FlowTable, float]:
+    """Return the table of the questions whose rows a core writes in some time, and the time.
+
+    Both are of all runs with this folder; shards are whole, and the last one ends after the time.
+    """
+    kept, rows, start = folder / "seconds", folder / "rows", time.process_time()
+    rows.mkdir(parents=True, exist_ok=True)
+    before = float(kept.read_text()) if kept.exists() else 0.0
 
     def until() -> Iterator[Question]:
-        for question in questions():
-            if clock() - start > seconds:
-                return
+        for number, question in enumerate(questions()):
+            if number % shard == 0 and not any(rows.glob(f"{number // shard:06}-*")):
+                kept.write_text(f"{before + time.process_time() - start}")
+                if float(kept.read_text()) > seconds:
+                    return
             yield question
 
-    table = flow_table(model, until(), folder, shard=SHARD)
-    return table.asked, clock() - start
+    return flow_table(model, until(), rows, shard=shard), float(kept.read_text())
 
 
 def in_two(model: Any, asked: list[Question], folder: Path, seconds: float | None) -> bool:
@@ -174,9 +155,9 @@ def of_smollm2(folder: Path) -> list[Row]:
     """Return speed and size on SmolLM2, and what follows for two hours and a million questions."""
     model: Any = bilens.load(gguf_file(SMOLLM2), dtype=torch.float32)
     ratios = speed(model, folder / "speed")
-    asked, seconds = minutes(model, folder / "minutes", MINUTES * 60)
-    size = sum(path.stat().st_size for path in (folder / "minutes").iterdir()) / asked
-    table = flow_table(model, islice(questions(), asked), folder / "minutes", shard=SHARD)
+    table, seconds = within(model, folder, MINUTES * 60, SHARD)
+    asked = table.asked
+    size = sum(path.stat().st_size for path in table.folder.iterdir()) / asked
     claim = "rows of questions over a forward and a backward pass of the same batch, SmolLM2"
     hours = f"questions of SmolLM2 in {HOURS} hours of one core, extrapolated"
     return [
@@ -193,17 +174,47 @@ def of_smollm2(folder: Path) -> list[Row]:
     ]
 
 
+def of_hours(hours: float, folder: Path) -> list[Row]:
+    """Return what the questions of SmolLM2 show that some hours of a core hold."""
+    model: Any = bilens.load(gguf_file(SMOLLM2), dtype=torch.float32)
+    table, seconds = within(model, folder, hours * 3600, SHARD_OF_HOURS)
+    return [Row("time of a core", seconds / 3600, unit="hours"), *agreement.rows_of(table)]
+
+
 def main() -> None:
     """Measure each, and write all of it."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--memory", type=int, help="number of questions to measure in this process")
+    parser.add_argument("--hours", type=float, help="of a core, for questions of SmolLM2")
+    parser.add_argument("--folder", type=Path, help="for the rows of --hours")
     parser.add_argument("--write", action="store_true")
     given = parser.parse_args()
     if given.memory:
         memory(given.memory)
         return
+    if (given.hours is None) != (given.folder is None):
+        parser.error("--hours and --folder belong together")
     torch.set_num_threads(1)
     recording, rows = Recording() if given.write else None, list[Row]()
+    if given.hours:
+        rows = of_hours(given.hours, given.folder)
+        print(*rows, sep="\n")
+        if recording is not None:
+            recording.write(
+                "agreement",
+                title="Flows of many questions of agreement, SmolLM2",
+                command=f"python -m benchmarks.many --hours {given.hours:g} --folder F --write",
+                rows=rows,
+                settings={
+                    "hours": given.hours,
+                    "questions of a sample": agreement.SIZES,
+                    "samples": agreement.SAMPLES,
+                    "strongest parts": agreement.TOP,
+                    "worst words and parts": agreement.WORST,
+                },
+                seeds=[agreement.SEED],
+            )
+        return
     for number in (FEW, MANY):
         command = [sys.executable, "-m", "benchmarks.many", "--memory", f"{number}"]
         added = float(subprocess.check_output(command, text=True))
@@ -222,7 +233,7 @@ def main() -> None:
             command="python -m benchmarks.many --write",
             rows=rows,
             settings={
-                "questions": {"made": ALL, "memory": [FEW, MANY], "killed": KILLED},
+                "questions": {"made": agreement.ALL, "memory": [FEW, MANY], "killed": KILLED},
                 "shard of the runs that are killed": SHARD,
                 "kills": KILLS,
                 "batch of the ratio": BATCH,
