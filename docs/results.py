@@ -43,7 +43,7 @@ GROUPS = {
 }
 """Headings of the page, and the names of their files."""
 OF_THE_PROJECT = (
-    *("checks", "cost", "families", "many", "odd_values", "right", "size", "story"),
+    *("agreement", "checks", "cost", "families", "many", "odd_values", "right", "size", "story"),
     *("products", "unseen_templates"),
 )
 """Files that the page leaves out: about the project itself, or with their numbers elsewhere."""
