@@ -2,15 +2,17 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from bilens.cli import main
+from bilens.cli import COMMANDS, commands_of, main
 from bilens.convert import give_swish, save_model
 from tests.families import tiny
 from tests.models import toy_tokenizer
@@ -51,8 +53,17 @@ def refusal(capsys: Any, *args: Any) -> str:
     with pytest.raises(SystemExit) as ended:
         main([*map(str, args)])
     assert ended.value.code in (1, 2)
-    message = " ".join(capsys.readouterr().err.split())
+    return of_command(args, " ".join(capsys.readouterr().err.split()))
+
+
+def of_command(args: Sequence[Any], message: str) -> str:
+    """Return the message of a command, unless it is a traceback or has arguments as in Python."""
     assert "Traceback" not in message
+    pattern = r"(?<![\w./-])([a-z]\w*)=[\w'\"([]|(?<![\w./-])([a-z]+_\w+)\b(?![./(=])"
+    named = {name for pair in re.findall(pattern, message) for name in pair}
+    if str(args[0]) in COMMANDS:
+        for command in commands_of(*map(str, args)).values():
+            assert not named & {*command.options}, message
     return message
 
 

@@ -16,7 +16,7 @@ from bilens.cli import COMMANDS, commands_of, main
 from bilens.cli.commands import read_words
 from bilens.cli.readings import command_line
 from bilens.convert import save_model
-from tests.command_line import in_json, work_beside, write_sources
+from tests.command_line import in_json, of_command, work_beside, write_sources
 from tests.families import tiny
 from tests.models import random_model, toy_tokenizer
 from tests.nightly import nightly
@@ -143,7 +143,7 @@ def outcome(command: list[str], capsys: Any) -> tuple[bool, str]:
     try:
         main([*command, "--json"])
     except SystemExit:
-        return False, capsys.readouterr().err.rpartition("error: ")[2]
+        return False, of_command(command, capsys.readouterr().err.rpartition("error: ")[2])
     record = capsys.readouterr().out
     places = map(Path, ("page.html", "space/app.py"))
     pages = [place.read_text() for place in places if place.is_file()]

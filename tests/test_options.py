@@ -135,4 +135,6 @@ def test_texts_that_do_not_exist_are_refused_before_the_model_is_opened(tmp_path
         with pytest.raises(BilensError, match=r"'no\.txt'"):
             open_file(file, data="no.txt")
     for command, *options in (["report"], ["contexts", "--token", "a"]):
-        assert "'no.txt'" in refusal(capsys, command, file, *options, "--data", "no.txt")
+        assert "--data=no.txt, expected" in refusal(
+            capsys, command, file, *options, "--data", "no.txt"
+        )

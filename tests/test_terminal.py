@@ -17,6 +17,7 @@ from rich.text import Text
 
 import bilens.cli
 from bilens.analysis import Reading
+from bilens.cli.commands import as_typed
 from bilens.cli.console import PlainConsole, printable
 from bilens.cli.readings import show_reading
 from bilens.errors import BilensError
@@ -183,3 +184,19 @@ def test_long_work_shows_how_far_it_is_everywhere(where, monkeypatch, capsys):
     assert steps == [0, 1, 2]
     shown = capsys.readouterr().err
     assert "steps: 1 of 3, about 0 s left" in shown if where != "terminal" else "/3 [" in shown
+
+
+def test_arguments_in_messages_are_options_as_they_are_typed():
+    values = {"heads": True, "k": 5, "level": "stages", "n_ctx": None, "layers": (1, 2)}
+    texts = {"prompt": "the boy", "token": "a", "minus": "b,c", "against": ""}
+    said = {
+        "heads=True is of parts; add level='parts'": "--heads is of parts; add --level=parts",
+        "k=5, expected some of layers=(1, 2).": "--k=5, expected some of --layers 1 2.",
+        "end at n_ctx=8; leave k out": "end at --n-ctx=8; leave --k out",
+        "token='c', expected a single token": "--minus=c, expected a single token",
+        "text='the boy' of file.tsv": "--prompt='the boy' of file.tsv",
+        "text='of a file', words as keys=key": "text='of a file', words as keys=key",
+        "against has 3 tokens, minus=('b', 'c')": "--against has 3 tokens, --minus=b,c",
+        "a level of heads, k and n_ctx": "a level of heads, k and --n-ctx",
+    }
+    assert {message: as_typed(message, values | texts) for message in said} == said

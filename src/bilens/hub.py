@@ -14,7 +14,7 @@ from bilens.lazy_imports import datasets
 
 HTTPError = errors.HTTPError  # type: ignore[attr-defined]  # of its http client
 
-IN_FOLDER = "into a folder and name it: --data-dir (data_dir), or BILENS_DATA"
+IN_FOLDER = "into a folder and name it: data_dir, or BILENS_DATA"
 """Where files stand in place of the hub."""
 
 _LOCK = RLock()

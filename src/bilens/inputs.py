@@ -83,7 +83,7 @@ def data_for(
     elif record and is_other_data(record, data.provenance):
         raise DataError(
             f"{source} was trained on other data than {name} holds now, by the digest in its "
-            f"{TRAINING_NAME}. Restore the data, or name its place by --data-dir (data_dir); "
+            f"{TRAINING_NAME}. Restore the data, or name its place by data_dir; "
             "commands with --data read other data on purpose."
         )
     return data
@@ -105,7 +105,7 @@ def _place(
     if not path.exists():
         raise DataError(
             f"{source} was trained on {name}, and {path} does not exist; name the place of that "
-            "data by --data-dir (data_dir)"
+            "data by data_dir"
         )
     return str(path), None
 

@@ -71,6 +71,6 @@ def test_out_of_reach(monkeypatch, kind):
         "zalando-datasets/fashion_mnist, split train, could not be loaded from the Hugging Face "
         f"hub ({kind.__name__}: no route). Connect to the hub, or put the IDX files "
         "train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte, "
-        "t10k-labels-idx1-ubyte into a folder and name it: --data-dir (data_dir), or BILENS_DATA."
+        "t10k-labels-idx1-ubyte into a folder and name it: data_dir, or BILENS_DATA."
     )
     assert info.value.__cause__ is cause

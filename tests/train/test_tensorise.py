@@ -280,7 +280,7 @@ def test_an_interrupted_run_resumes_in_every_stage(tmp_path, monkeypatch):
     monkeypatch.setattr("bilens.train.tensorise.linearise", None)
     monkeypatch.setattr("bilens.train.tensorise.teach_patterns", None)
     assert run(folder, resume=True).stages == result.stages
-    with pytest.raises(CheckpointError, match="already. Resume that training with --resume"):
+    with pytest.raises(CheckpointError, match="already. Resume that training with resume=True"):
         run(folder)
 
 

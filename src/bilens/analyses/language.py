@@ -70,7 +70,7 @@ def flow(
     from bilens.flows.reading import answer_question
 
     if corpus is not None and not mean:
-        raise BilensError("data has no effect without mean, which takes the mean of its texts")
+        raise BilensError("--data has no effect without --mean, which takes the mean of its texts")
     texts = [] if corpus is None else list(first_texts(corpus))
     second, other = second_run(
         model, prompt, against=against, mean=mean, replace=replace, texts=texts
@@ -80,7 +80,7 @@ def flow(
         unused |= {"shown": shown - SHOWN, "ablate": ablate - ABLATED}
         for name in filter(unused.get, unused):
             beside = "answer" if answer else "generate"
-            raise BilensError(f"{name} has no effect beside {beside}; leave one of them out")
+            raise BilensError(f"--{name} has no effect beside --{beside}; leave one of them out")
         each = target if target != "logit" else "log-probability"
         return answer_flows(
             model, prompt, answer or None, against=second, generate=generate or 1, target=each
@@ -454,7 +454,7 @@ def summary(
     from bilens.train.run_directory import last_loss
 
     if minus and token is None:
-        raise BilensError(f"minus={minus!r} is subtracted from a token; give token too")
+        raise BilensError(f"minus={minus!r} is subtracted from a token; give --token too")
     direction = None if token is None else TokenDirection(token, token_list(minus))
     trained = last_loss(model.source)
     return read_summary(model, corpus, prompt, direction, n_tokens=n_tokens, training_loss=trained)

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from bilens import __version__
 from bilens.analyses import built_in, load_file
-from bilens.cli.commands import Call, Command, UsageError, read_words
+from bilens.cli.commands import Call, Command, UsageError, flag_of, read_words
 from bilens.cli.console import PlainConsole, errors, out, printable
 from bilens.cli.readings import analysis_command
 from bilens.errors import BilensError
@@ -130,8 +130,8 @@ def check_outputs(settings: Mapping[str, Any]) -> None:
                 # Several outputs may share a folder.
                 if place in used and written.suffix and not written.is_dir():
                     raise BilensError(
-                        f"{name}={value} would overwrite {written}, which {used[place]} names too; "
-                        "choose another name"
+                        f"{flag_of(name)}={value} would overwrite {written}, which "
+                        f"{flag_of(used[place])} names too; choose another name"
                     )
                 used[place] = name
 
@@ -166,20 +166,10 @@ def parse(args: list[str]) -> Call:
     except UsageError as error:
         errors.print(f"error: {error}", style="red")
         sys.exit(2)
-    except SystemExit as ended:
-        if refusal := refusal_behind(ended):
-            errors.print(f"error: {refusal}", style="red")
-            sys.exit(2)
+    except SystemExit:
         sys.stdout.write(screen.getvalue())
         sys.stderr.write(printable(refused.getvalue()) + misspelt(args, refused.getvalue()))
         raise
-
-
-def refusal_behind(error: BaseException | None) -> BilensError | None:
-    """Return the error of settings that check themselves, which tyro has wrapped in its own."""
-    while error is not None and not isinstance(error, BilensError):
-        error = error.__context__
-    return error
 
 
 def misspelt(args: list[str], refused: str) -> str:

@@ -1,9 +1,11 @@
 """Commands are typed functions; their arguments are read from words by tyro."""
 
+import ast
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Annotated, Any, get_args, get_origin
 import tyro
 
 from bilens.errors import BilensError
+from bilens.question_files import written_names
 from bilens.settings import check_values, checks_of
 
 NO_DEFAULTS: Mapping[str, Any] = {}
@@ -53,6 +56,15 @@ class Command:
         return [p.name for p in self.parameters if is_list(p.annotation)]
 
     @property
+    def options(self) -> Iterator[str]:
+        """Names of all options, without those that stand by themselves; fields of settings too."""
+        for parameter in self.parameters:
+            if is_dataclass(parameter.annotation):
+                yield from (field.name for field in fields(parameter.annotation))
+            elif tyro.conf.Positional not in get_args(parameter.annotation):
+                yield parameter.name
+
+    @property
     def parser(self) -> Callable[..., Call]:
         """A function of the same parameters for tyro, which runs what it has read."""
 
@@ -60,8 +72,8 @@ class Command:
             try:
                 check_values(settings, checks_of({p.name: p.annotation for p in self.parameters}))
             except BilensError as error:
-                raise UsageError(str(error)) from None
-            return partial(self.run, **settings)
+                raise UsageError(self._typed(error, settings)) from None
+            return partial(self._run, **settings)
 
         call.__signature__ = inspect.Signature(list(self.parameters))  # type: ignore[attr-defined]
         call.__annotations__ = {p.name: p.annotation for p in self.parameters}
@@ -69,6 +81,71 @@ class Command:
         lead = r"\1For example:\n\n    bilens"
         call.__doc__ = re.sub(r"\A(.*\n\n) +bilens", lead, self.about)
         return call
+
+    def _run(self, **settings: Any) -> dict[str, Any] | None:
+        try:
+            return self.run(**settings)
+        except BilensError as error:
+            raise BilensError(self._typed(error, settings)) from error
+
+    def _typed(self, error: BilensError, settings: Mapping[str, Any]) -> str:
+        return as_typed(str(error), {name: settings.get(name) for name in self.options})
+
+
+VALUE = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|\([^()]*\)|\[[^][]*\]|[^\s,;:()]*[^\s,;:().]"""
+ARGUMENT = re.compile(
+    rf"(?<![\w./-])(?P<name>[a-z]\w*)=(?P<value>{VALUE})"
+    r"|(?<![\w./-])[a-z]+_\w+\b(?![./(])"
+    r"|^[a-z]+(?= (?:has|holds|is|names|needs?) )|(?:(?<=give )|(?<=leave )|(?<=beside ))[a-z]+\b"
+)
+"""An argument in a message: with its value, a text, a tuple, a list or a word, or its name alone.
+
+Alone, a name is told from a word of the sentence by its underscore, or by what stands beside it.
+"""
+
+
+SHARED = {"text": ("prompt", "against", "answer"), "token": ("token", "minus", "answer")}
+"""By an argument of functions that several options reach: these, told apart by their values."""
+
+
+def flag_of(name: str) -> str:
+    """Return an option as it is typed: --data-dir for data_dir."""
+    return f"--{name.replace('_', '-')}"
+
+
+def as_typed(message: str, settings: Mapping[str, Any]) -> str:
+    """Return a message with its arguments as options that are typed: --heads for heads=True.
+
+    `settings` are the values of the options by name, as far as they are known.
+    """
+
+    def typed(match: re.Match[str]) -> str:
+        name, given = match["name"] or match[0], match["value"]
+        try:
+            value = ast.literal_eval(given or "True")
+        except (ValueError, SyntaxError):  # a word, or a long text that was cut
+            value = given
+        held = value if given else ""
+        options = [x for x in SHARED.get(name, (name,)) if str(held) in str(settings.get(x) or "")]
+        (option,) = [*options, name][:1]
+        if option not in settings:
+            return match[0]
+        if value is True:
+            return flag_of(option)
+        if not isinstance(value, tuple | list):
+            return f"{flag_of(option)}={shlex.quote(str(value))}"
+        if value and all(isinstance(part, str) for part in value):
+            return f"{flag_of(option)}={shlex.quote(written_names(value))}"
+        return " ".join([flag_of(option), *map(str, value)])
+
+    return ARGUMENT.sub(typed, message)
+
+
+def refusal_behind(error: BaseException | None) -> BilensError | None:
+    """Return the error of settings that check themselves, which tyro has wrapped in its own."""
+    while error is not None and not isinstance(error, BilensError):
+        error = error.__context__
+    return error
 
 
 APPENDED = get_args(tyro.conf.UseAppendAction[tuple[Path, ...]])[1]
@@ -96,18 +173,25 @@ def read_words(
     """
     settings: dict[str, Any] = {"prog": prog, "config": (tyro.conf.OmitArgPrefixes,)}
     for name in {name for command in commands.values() for name in command.lists}:
-        flag = f"--{name.replace('_', '-')}"
+        flag = flag_of(name)
         if sum(word.partition("=")[0] == flag for word in words) > 1:
             raise UsageError(
                 f"{flag} stands twice, expected all of its values after one: {flag} A B"
             )
-    if len(commands) == 1:
-        (command,) = commands.values()
-        return tyro.cli(command.parser, args=words, registry=NUMBERS, **settings)
-    app = tyro.extras.SubcommandApp()
-    for name, command in commands.items():
-        app.command(name=name, help=command.about.partition("\n")[0])(command.parser)
-    return app.cli(description=description, args=words, registry=NUMBERS, **settings)
+    settings |= {"args": words, "registry": NUMBERS}
+    try:
+        if len(commands) == 1:
+            (command,) = commands.values()
+            return tyro.cli(command.parser, **settings)
+        app = tyro.extras.SubcommandApp()
+        for name, command in commands.items():
+            app.command(name=name, help=command.about.partition("\n")[0])(command.parser)
+        return app.cli(description=description, **settings)
+    except SystemExit as ended:
+        if refusal := refusal_behind(ended):
+            known = {name: None for command in commands.values() for name in command.options}
+            raise UsageError(as_typed(str(refusal), known)) from None
+        raise
 
 
 NUMBERS = tyro.constructors.ConstructorRegistry()

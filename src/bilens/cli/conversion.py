@@ -318,8 +318,8 @@ def tensorise(
     check_effects(training, needs)
     if not data and training.data_share != TENSORISING.data_share:
         raise BilensError(
-            f"data_share={training.data_share} has no effect without data; add --data, or leave it "
-            "out"
+            f"--data-share={training.data_share} has no effect without texts; add --data, or leave "
+            "it out"
         )
 
     from bilens.processes import this_process

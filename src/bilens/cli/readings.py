@@ -14,7 +14,7 @@ from rich.text import Text
 from tyro.conf import arg
 
 from bilens.analysis import Analysis, Option, Reading
-from bilens.cli.commands import Command
+from bilens.cli.commands import Command, flag_of
 from bilens.cli.console import (
     DEVICE_HELP,
     Device,
@@ -189,7 +189,7 @@ def _targets(output: Path | None, settings: Mapping[str, Any]) -> list[tuple[str
         endings = EXPORT_ENDINGS.get(name, (path.suffix,))
         if path.suffix not in endings:
             expected = f"a name that ends in {' or '.join(endings)}"
-            raise BilensError(f"--{name.replace('_', '-')}={path}: expected {expected}")
+            raise BilensError(f"{flag_of(name)}={path}: expected {expected}")
     width = settings.get("width")
     if width is not None and not settings["figure"]:
         raise BilensError(
@@ -197,7 +197,7 @@ def _targets(output: Path | None, settings: Mapping[str, Any]) -> list[tuple[str
         )
     if settings.get("answer") or settings.get("generate"):
         for name in filter(settings.get, ("viewer", "save_graph", "width")):
-            of_one = f"--{name.replace('_', '-')} is of the graph of a single flow"
+            of_one = f"{flag_of(name)} is of the graph of a single flow"
             raise BilensError(f"{of_one}; leave it out beside --answer and --generate")
     if output is not None and output.suffix == ".html":
         check_own(output.with_suffix(".json"), output)
@@ -212,7 +212,7 @@ def command_line(entry: Analysis, model: str, settings: Mapping[str, Any]) -> st
         if value == option.default:
             continue
         if option.type is not Positional:
-            words.append(f"--{option.name.replace('_', '-')}")
+            words.append(flag_of(option.name))
         values = value if isinstance(value, list | tuple) else (value,)
         words += [] if value is True else map(str, values)
     return shlex.join(words)

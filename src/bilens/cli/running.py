@@ -14,6 +14,7 @@ import tyro
 
 from bilens import __version__
 from bilens.analyses import find_analysis
+from bilens.cli.commands import flag_of
 from bilens.cli.console import (
     Device,
     ModelName,
@@ -193,7 +194,7 @@ def explore(
         for name, value in unused.items():
             if value != inspect.signature(explore).parameters[name].default:
                 raise BilensError(
-                    f"--{name.replace('_', '-')}={value} has no effect with --space, which starts "
+                    f"{flag_of(name)}={value} has no effect with --space, which starts "
                     "its own explorer; leave it out"
                 )
         explorers.write_space(space, model, data=data)

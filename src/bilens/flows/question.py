@@ -206,7 +206,7 @@ def second_run(
     """
     if sum(map(bool, (against, mean, replace))) > 1:
         raise BilensError(
-            "against, mean and replace each name the second run, and more than one is given; "
+            "--against, --mean and --replace each name the second run, and more than one is given; "
             "expected one of them"
         )
     if mean:

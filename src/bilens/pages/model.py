@@ -65,7 +65,7 @@ def _check_effects(given: Mapping[str, Any], names: set[str], added: Sequence[An
         if value == "":
             raise BilensError(f"{name}='' is empty; leave it out, or give it a value")
     if "minus" in given and "token" not in given:
-        raise BilensError(f"minus={given['minus']!r} is subtracted from a token; give token too")
+        raise BilensError(f"minus={given['minus']!r} is subtracted from a token; give --token too")
 
 
 def _language_readings(
@@ -82,7 +82,7 @@ def _language_readings(
     if "token" in given:
         direction = TokenDirection(given["token"], token_list(given.get("minus", "")))
     if "against" in given and "prompt" not in given:
-        raise BilensError(f"against={given['against']!r} is a second text; give prompt too")
+        raise BilensError(f"against={given['against']!r} is a second text; give --prompt too")
     texts = given.get("prompt", ""), given.get("against", "")
     trained = last_loss(source)
     overview = read_summary(

@@ -236,8 +236,8 @@ def check_free(run: Path) -> None:
     taken = [name for name in names if (run / name).exists()]
     if taken:
         raise CheckpointError(
-            f"{run} holds {' and '.join(taken)} already. Resume that training with --resume "
-            "(resume=True in Python), or choose another --output; to train again from the "
+            f"{run} holds {' and '.join(taken)} already. Resume that training with "
+            "resume=True, or choose another --output; to train again from the "
             "start, delete the folder first."
         )
 
