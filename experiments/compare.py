@@ -8,8 +8,8 @@ small scores, begin near zero.
 
 Bilinear attention has two sets of queries and keys, a tenth more parameters at that size, which the
 post accepts. Here each such model is trained once more with fewer hidden units, as large as the
-first model. So is a model with a ReLU and no gate, which Pearce et al. 2024 find behind the
-bilinear one.
+first model. So are a model with a ReLU and no gate, which Pearce et al. 2024 find behind the
+bilinear one, and one with the difference of two softmaxes, which the post found far behind.
 
 Where the loss crosses the target is read off the straight line between two validations. Ratios are
 to the first architecture. The ratio of steps is the ratio of seconds if a step took all of them
@@ -18,7 +18,8 @@ checkpoints. A cost is missing unless all seeds reached the target, since a mean
 would be too small.
 
 Small: the grammar to 2.3 nats, 2 seeds, some 30 minutes on two cores. Paper: TinyStories to 3.2
-nats, two blocks of width 128, 2 seeds, a quarter of an hour on one core. Both resume after ctrl-C.
+nats, two blocks of width 128, 3 seeds, and SwiGLU at half and twice that width, an hour on one
+core. Both resume after ctrl-C.
 """
 
 import math
@@ -47,12 +48,14 @@ from experiments.results import Row
 MLPS, ATTENTIONS = ("swiglu", "bilinear"), ("softmax", "bilinear")
 SOURCE = {"swiglu-bilinear": 1.04}
 """Steps of the post's model over those of SwiGLU with softmax."""
-SEEDS = (2, 2)
+SEEDS = (2, 3)
 """Initialisations at either scale."""
 STORIES = (
     LanguageSettings(vocab_size=1024, d_model=128, n_layers=2, n_heads=4, d_hidden=384, n_ctx=128),
     LanguageTraining(epochs=0.3, batch_size=16, learning_rate=3e-3, warmup=0.02),
 )
+WIDTHS = (64, 256)
+"""Widths of other models of two blocks, with thrice as many hidden units."""
 NORMS = {"norm": "rms", "qk_norm": True}
 
 
@@ -80,13 +83,21 @@ def run(context: RecipeContext) -> Outcome:
     settings = {**sizes.settings(), **NORMS, "vocab_size": len(corpus.tokenizer)}
     first = LanguageConfig(**settings)
     configs = variants(first, MLPS, ATTENTIONS)
-    resized = [*configs, *variants(first, ["relu"], ["softmax"])]
-    for config, equal in zip(resized, of_equal_size(resized), strict=True):
-        if equal.d_hidden != config.d_hidden:
-            configs = [*configs, equal]
+    others = [
+        *variants(first, ["relu"], ["softmax"]),
+        *variants(first, ["swiglu"], ["differential"]),
+    ]
+    configs += resized([*configs, *others])
     folder, seeds = context.models / f"compare-{data}", context.seed_range(SEEDS)
     trained = train_all(configs, corpus, training, folder, seeds)
-    table = summary(trained, target)
+    rows, tables = stated_rows(trained, target), [summary(trained, target)]
+    for width in context.choose((), WIDTHS):
+        size = {"d_model": width, "n_heads": width // 32, "d_hidden": 3 * width}
+        configs = variants(LanguageConfig(**settings | size), ["swiglu"], ATTENTIONS)
+        beside = train_all([*configs, *resized(configs)], corpus, training, folder, seeds)
+        rows += stated_rows(beside, target)
+        tables.append(summary(beside, target))
+    table = pd.concat(tables, ignore_index=True)
     # NaN is no JSON.
     costs = table.astype(object).where(table.notna(), None).to_dict("records")
     figures = {axis: _figure(trained, axis) for axis in ("steps", "seconds")}
@@ -101,7 +112,7 @@ def run(context: RecipeContext) -> Outcome:
         {"data": data, "target": target, "architectures": costs},
         figures,
         [Table(table, "", formats | dict.fromkeys(("ratio of steps", "ratio of seconds"), ".3f"))],
-        rows=stated_rows(trained, target),
+        rows=rows,
         settings={"data": data, "target loss, nats": target, "low and high": "range over seeds"},
     )
 
@@ -166,7 +177,7 @@ def of_equal_size(configs: Sequence[LanguageConfig]) -> list[LanguageConfig]:
     block of the first. Raises BilensError if a model without its hidden units is larger already.
     """
     goal = count_parameters(configs[0])
-    resized = []
+    results = []
     for config in configs:
         narrow, wider = (count_parameters(_with_hidden(config, width)) for width in (1, 2))
         width = round((goal - narrow) / (wider - narrow)) + 1
@@ -176,8 +187,14 @@ def of_equal_size(configs: Sequence[LanguageConfig]) -> list[LanguageConfig]:
                 f"parameters with a single hidden unit, more than the {goal:,} of the first "
                 "architecture; make d_hidden larger"
             )
-        resized.append(_with_hidden(config, width))
-    return resized
+        results.append(_with_hidden(config, width))
+    return results
+
+
+def resized(configs: Sequence[LanguageConfig]) -> list[LanguageConfig]:
+    """Return the models that are not as large as the first one, made as large."""
+    pairs = zip(configs, of_equal_size(configs), strict=True)
+    return [equal for config, equal in pairs if equal.d_hidden != config.d_hidden]
 
 
 def count_parameters(config: LanguageConfig) -> int:
