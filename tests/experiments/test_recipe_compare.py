@@ -141,7 +141,10 @@ def test_the_recipe_has_a_row_for_each_architecture(tmp_path, monkeypatch):
     # Bilinear attention has more parameters, and comes again with fewer hidden units; a ReLU
     # without a gate has fewer, and comes with more.
     assert [name.rpartition("-")[0] for name in names[4:]] == [
-        *("swiglu-bilinear", "bilinear-bilinear", "relu-softmax", "swiglu-differential"),
+        "swiglu-bilinear",
+        "bilinear-bilinear",
+        "relu-softmax",
+        "swiglu-differential",
     ]
     assert max(row["parameters"] for row in rows[4:]) - rows[0]["parameters"] <= 3 * 16
     assert [row.value for row in outcome.rows] == [row["ratio of steps"] for row in rows[1:]]
