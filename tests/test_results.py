@@ -10,7 +10,6 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from benchmarks import right
 from docs import results, tables
 from docs.results import GROUPS, OF_THE_PROJECT, short
 from experiments.claims import shown
@@ -251,12 +250,3 @@ def test_a_number_comes_out_again(kind, claim):
     assert half > 0
     wider = stats.t.ppf((1 + LEVEL) / 2, n - 1) / stats.t.ppf(0.975, n - 1)
     assert abs(measured(kind)[CLAIMS[claim]] - row["value"]) <= half * wider * (n + 1) ** 0.5
-
-
-def test_each_fault_of_the_review_and_each_claim_on_tests_has_tests():
-    assert {*right.GONE} <= {*right.ROWS}
-    for tests in (*right.ROWS.values(), *right.CLAIMS.values()):
-        for name in right.names_of(tests):
-            file, _, function = name.partition("::")
-            pattern = f"^(def )?{function}( = refused)?\\(" if function else "."
-            assert re.search(pattern, (ROOT / file).read_text(encoding="utf-8"), re.M)
