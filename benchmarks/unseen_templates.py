@@ -138,7 +138,8 @@ def random_directions(others: Sequence[Split], cuts: Cuts, place: Any) -> MLPDir
     finding = Cases.joined([x for split in others for x in split[1:3]]).by("role")
     layer = cuts.layers[place]
     changes = []
-    for (first, second), numbers in zip(finding.passes, finding.groups, strict=True):
+    for group, numbers in enumerate(finding.groups):
+        first, second = finding.passes(group)
         at = [role in NUMBERS[place] for role in finding.roles[numbers[0]]]
         moved = first.streams[layer] - second.streams[layer]
         changes.append(moved[:, at].flatten(0, 1).double())

@@ -2,19 +2,22 @@
 
 import json
 from dataclasses import asdict, replace
+from functools import partial
+from weakref import WeakSet
 
+import pandas as pd
 import pytest
 import torch
 
-from bilens import memory
-from bilens.circuits import Cases, circuit, patch, task_directions
+from bilens.circuits import Cases, case, circuit, patch, task_directions
 from bilens.circuits.asked import heading_of, typical
-from bilens.circuits.case import make_cases
-from bilens.circuits.measures import part_effects
+from bilens.circuits.case import both_passes, make_cases
+from bilens.circuits.measures import Split, part_effects
 from bilens.errors import BilensError
 from bilens.flows import Question
-from bilens.memory import MemoryLimitError
+from bilens.flows.fitted import fit
 from bilens.sections import plain
+from bilens.transformer.passes import Pass
 from tests.flows.flows import answered
 
 # Of one template; the words differ.
@@ -77,11 +80,11 @@ def test_a_circuit_says_in_how_many_questions_its_answer_is_ahead(view, right):
     reading = circuit(view, right, level="parts", keep=0.3)
     (found,) = reading.circuits
     count = 0
-    for case in Cases.of(view, right[5:]).cases:
-        cases = Cases(view, [case])
+    for one in Cases.of(view, right[5:]).cases:
+        cases = Cases(view, [one])
         rise = float(cases.values(found.mask[None].double())[0, 0])
         # One token is subtracted: the answer is ahead if the number is above 0.
-        count += case.ends[1] + (rise if case.change > 0 else -rise) > 0
+        count += one.ends[1] + (rise if one.change > 0 else -rise) > 0
     assert found.measured.right == count
     assert f", of which they answer {count}." in sentence(reading)
     vector = view.direction("t5", minus="t6")
@@ -269,11 +272,49 @@ def test_questions_may_come_one_by_one(view, right, many):
     assert sentence(reading) == sentence(many)
 
 
-@pytest.mark.parametrize("find", [circuit, task_directions])
-def test_more_questions_than_fit_into_memory_are_refused_before(view, find, monkeypatch):
-    monkeypatch.setattr(memory, "available_memory", lambda device: 200_000)
-    with pytest.raises(MemoryLimitError, match="The passes of 1,000 questions need 0.0"):
-        find(view, MANY * 100)
+@pytest.mark.parametrize("find", [partial(circuit, level="parts"), circuit, task_directions])
+def test_passes_without_room_run_again_and_are_not_kept(view, right, find, monkeypatch):
+    longer = [replace(q, text=f"t1 {q.text}", against=f"t1 {q.against}") for q in MANY]
+    asked = [*right, *(replace(q, template="longer") for q in answered(view, longer))]
+    kept, alive, sizes = find(view, asked), WeakSet[Pass](), list[int]()
+
+    def both(*given):
+        passes = both_passes(*given)
+        alive.update(passes)
+        sizes.append(sum(x.nbytes for x in alive))
+        return passes
+
+    monkeypatch.setattr(case, "both_passes", both)
+    monkeypatch.setattr(case, "TOGETHER", 2 * 5 * view.d_model)  # two questions
+    of_one = sum(x.nbytes for x in both_passes(view, [fit(view, asked[-1])]))
+    find(view, asked)
+    # Room for all.
+    assert max(sizes) > 12 * of_one
+    for room in (0, 3 * of_one):
+        sizes.clear()
+        assert not alive
+        monkeypatch.setattr(case, "available_memory", lambda device, room=room: 2 * room)
+        again = find(view, asked)
+        # Those of two questions and of the two before, and what has room.
+        assert max(sizes) <= room + 4 * of_one
+        assert_same(again, kept)
+
+
+@pytest.mark.parametrize(
+    ("count", "sizes"), [(1, (1, 1, 1)), (3, (1, 1, 1)), (48, (6, 8, 34)), (6000, (300, 400, 5300))]
+)
+def test_each_question_has_a_role_and_most_of_many_measure(count, sizes):
+    shares = Split.shares(range(count))
+    assert tuple(map(len, shares)) == sizes
+    assert count == 1 or [i for share in shares for i in share] == [*range(count)]
+
+
+def assert_same(one, other):
+    """Assert that two readings say the same, and have the same numbers up to rounding."""
+    for (_, first), (_, second) in zip(one.facts(), other.facts(), strict=True):
+        assert first == (pytest.approx(second, abs=1e-6) if isinstance(second, float) else second)
+    columns = [pd.DataFrame(x.columns()) for x in (one, other)]
+    pd.testing.assert_frame_equal(*columns, rtol=1e-4, atol=1e-6)
 
 
 def test_three_questions_of_a_template_have_to_be_answered(view, right):

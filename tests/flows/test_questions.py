@@ -324,12 +324,12 @@ def test_parts_of_texts_of_unlike_length_are_exchanged_from_the_end(name, questi
         whole = torch.stack([cases.everything, ~cases.everything & False]).double()
         assert cases.values(whole)[:, 0].tolist() == pytest.approx(ends, abs=1e-6)
         effects = asked(patch, view, question)
-        shared = min(x.ids.shape[1] for x in case.passes)
+        shared = min(x.ids.shape[1] for x in case.alone)
         for layer, number in ((0, 0), (1, 1), (1, view.n_heads)):
             is_mlp = number == view.n_heads
             site = (mlp_site if is_mlp else mixed_site)(view, layer)
             for side, effect in enumerate((effects.noising, effects.denoising)):
-                first, other = case.passes[side], case.passes[1 - side]
+                first, other = case.alone[side], case.alone[1 - side]
                 values = (other.outputs if is_mlp else other.mixed)[layer]
                 width = values.shape[2] // view.n_heads
                 columns = slice(None) if is_mlp else slice(number * width, (number + 1) * width)

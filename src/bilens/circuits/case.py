@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from hashlib import sha256
 
 import torch
 from jaxtyping import Float
@@ -17,46 +18,103 @@ from bilens.errors import BilensError
 from bilens.flows.fitted import Fitted, Score, fit
 from bilens.flows.question import Question, is_text
 from bilens.language.names import shown_tokens
-from bilens.memory import check_memory
+from bilens.memory import available_memory
 from bilens.processes import in_all_processes, this_turn
 from bilens.transformer import ResidualModel
 from bilens.transformer.passes import Pass
 
 TOGETHER = 2**17
 """Most numbers of the streams of questions that run side by side: their graphs are in memory."""
+ROOM = 4 * 1024**3
+"""Passes are kept up to about so many bytes, and half of the free memory; others run again."""
+
+
+@dataclass
+class Room:
+    """Memory for passes that are kept."""
+
+    n_bytes: float
+
+    def has(self, n_bytes: float) -> bool:
+        """Return whether there is room for so many bytes, and take them if there is."""
+        fits = n_bytes <= self.n_bytes
+        self.n_bytes -= n_bytes * fits
+        return fits
+
+
+@dataclass(eq=False)
+class Group:
+    """Questions whose texts have one length and run side by side.
+
+    Their passes are kept where there is room, and run again at each use else.
+
+    Attributes:
+        model: the model.
+        questions: each has a row in both passes.
+        room: what the groups of all questions share.
+        process: where processes of `torchrun` divide questions, the number of that which runs them.
+        ends: the ends of both last streams, of which numbers are read.
+    """
+
+    model: ResidualModel
+    questions: Sequence[Fitted]
+    room: Room
+    process: int | None
+    ends: Sequence[Float[Tensor, "questions end d_model"]] = ()
+    _kept: tuple[Pass, Pass] | None = None
+    _n_bytes: int = 0
+
+    @property
+    def is_own(self) -> bool:
+        """Whether this process runs them."""
+        return self.process in (None, this_turn()[0])
+
+    def run(self, *, keep: bool) -> float:
+        """Run them for the first time, and return the bytes of a question's passes."""
+        passes = both_passes(self.model, self.questions)
+        scored = max(len(asked.spoken) or 1 for asked in self.questions)
+        # Copies, without which the whole streams stay.
+        self.ends = [x.stream[:, -scored:].clone() for x in passes]
+        self._n_bytes = sum(x.nbytes for x in passes)
+        if keep and self.room.has(self._n_bytes):
+            self._kept = passes
+        return self._n_bytes / len(self.questions)
+
+    def passes(self, rows: Sequence[int]) -> tuple[Pass, Pass]:
+        """Return both passes of some of the questions."""
+        if self._kept is None and self.room.has(self._n_bytes):
+            self._kept = both_passes(self.model, self.questions)
+        if self._kept is None:
+            return both_passes(self.model, [self.questions[row] for row in rows])
+        first, second = self._kept
+        return first.some(rows), second.some(rows)
 
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """A question with the passes of its first text and of its second, and its number in both.
+    """A question, whose texts have a row in the passes of a group, and its number after both.
 
-    Questions of one length share their passes, in which each has a row. A second text of another
-    length takes the place of the first from the end; see `Pass.in_place_of`.
-
-    Where processes of `torchrun` divide questions, `process` is the number of that which has the
-    passes of this one. Those of others have the end of the last stream only.
+    A second text of another length takes the place of the first from the end; see
+    `Pass.in_place_of`.
     """
 
     fitted: Fitted
-    passes: tuple[Pass, Pass]
+    group: Group
     row: int
     score: Score
     ends: tuple[float, float]
-    process: int | None = None
 
     @classmethod
     @torch.no_grad()
-    def of(
-        cls, fitted: Fitted, passes: tuple[Pass, Pass], row: int, process: int | None = None
-    ) -> "Case":
-        """Return the case of a question that has a row in two passes.
+    def of(cls, fitted: Fitted, group: Group, row: int) -> "Case":
+        """Return the case of a question that has a row in the passes of a group.
 
         Raises:
             BilensError: its tokens do not fit the model, or its number is the same in both.
         """
-        score, question = Score(passes[0].model, fitted), fitted.question
-        first, second = (float(score(x.stream[[row]])[0]) for x in passes)
-        case = cls(fitted, passes, row, score, (first, second), process)
+        score, question = Score(group.model, fitted), fitted.question
+        first, second = (float(score(x[[row]])[0]) for x in group.ends)
+        case = cls(fitted, group, row, score, (first, second))
         if not abs(first - second) > 1e-6 * (abs(first) + abs(second)):
             number = question.number
             raise BilensError(
@@ -72,20 +130,19 @@ class Case:
         return self.fitted.question
 
     @property
-    def is_own(self) -> bool:
-        """Whether this process has its passes."""
-        return self.process in (None, this_turn()[0])
-
-    @cached_property
     def alone(self) -> tuple[Pass, Pass]:
         """Both passes with the texts of this question only."""
-        first, second = self.passes
-        return first.some([self.row]), second.some([self.row])
+        return self.group.passes([self.row])
+
+    @property
+    def tokens(self) -> list[Float[Tensor, "time d_model"]]:
+        """The embeddings of the tokens of both runs."""
+        return run_tokens(self.group.model, self.fitted)
 
     @cached_property
     def answers(self) -> tuple[bool | None, bool | None]:
         """Whether the model itself gives the answer after each text; None for a vector."""
-        first, second = (x.stream[self.row] for x in self.passes)
+        first, second = (x[self.row] for x in self.group.ends)
         return self.score.is_answer(first), self.score.is_answer(second)
 
     @property
@@ -96,7 +153,7 @@ class Case:
     @property
     def texts(self) -> tuple[str, str]:
         """Both texts for a page, in quotes, up to the token that is predicted."""
-        first, second = (x.ids[self.row] for x in self.passes)
+        first, second = self.fitted.rows
         against = self.question.against
         shown = self._quoted(self.question.text, first)
         if is_text(against):
@@ -106,7 +163,7 @@ class Case:
         return shown, "the mean of " + ", ".join(f"“{text}”" for text in against)
 
     def _quoted(self, text: str | Tensor, ids: Tensor) -> str:
-        model = self.passes[0].model
+        model = self.group.model
         given = ids[: len(ids) - len(self.fitted.spoken[:-1])]
         shown = " ".join(shown_tokens(model, given))
         if isinstance(text, str) and self.question.position == -1:
@@ -122,10 +179,9 @@ class Case:
     @cached_property
     def runs(self) -> tuple[bytes, bytes]:
         """Both runs by the embeddings of their tokens, however their texts are spelled."""
-        first, second = (
-            x.tokens[self.row].cpu().contiguous().view(torch.uint8) for x in self.passes
-        )
-        return first.numpy().tobytes(), second.numpy().tobytes()
+        rows = (x.cpu().contiguous().view(torch.uint8).numpy() for x in self.tokens)
+        first, second = (sha256(x.data).digest() for x in rows)
+        return first, second
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -159,7 +215,7 @@ def make_cases(
     any_length: bool = False,
     divided: bool = False,
 ) -> list[Case]:
-    """Run a model on both texts of each question, all of which stay in memory.
+    """Run a model on both texts of each question, and keep the passes for which there is room.
 
     With `any_length` both texts of a question may have unlike numbers of tokens. If they are
     `divided`, each process of `torchrun` runs some of them.
@@ -167,33 +223,35 @@ def make_cases(
     Raises:
         BilensError: there are no questions, one has no second text, texts or tokens do not fit the
             model, or a number is the same after both texts.
-        MemoryLimitError: there is not enough for all of them, by the size of the first.
     """
     questions = list(questions)
     _check_pairs(questions)
     fitted = [fit(model, question, any_length=any_length) for question in questions]
-    process, processes = this_turn() if divided else (0, 1)
-    groups = _groups(fitted, processes, model.d_model)
-    own = {
-        n: [fitted[i] for i in numbers]
-        for n, (owner, numbers) in enumerate(groups)
-        if owner == process
-    }
-    scored = max(len(of_question.spoken) or 1 for of_question in fitted)
-    passes: dict[int, tuple[Pass, Pass]] = {}
+    numbers = _grouped(fitted, this_turn()[1] if divided else 1, model.d_model)
+    free = available_memory(model.device)
+    room = Room(ROOM if free is None else min(ROOM, free / 2))
+    groups = [
+        Group(model, [fitted[i] for i in of_group], room, owner if divided else None)
+        for owner, of_group in numbers
+    ]
 
     def run_own() -> dict[int, list[Tensor]]:
         """Run the groups of this process, and return the ends of both last streams of each."""
-        passes.update(_run(model, own))
-        return {n: [x.stream[:, -scored:].cpu() for x in both] for n, both in passes.items()}
+        own = {n: group for n, group in enumerate(groups) if group.is_own}
+        left, fits = sum(len(group.questions) for group in own.values()), True
+        for group in own.values():
+            left -= len(group.questions)
+            # Where not all fit, the room is for those that are used first, which find.
+            fits = group.run(keep=fits) * left <= room.n_bytes
+        return {n: [x.cpu() for x in group.ends] for n, group in own.items()}
 
     for of_process in in_all_processes("this circuit", run_own, divided=divided):
-        for n in of_process.keys() - passes.keys():
-            passes[n] = both_passes(model, [fitted[i] for i in groups[n][1]], of_process[n])
+        for n, ends in of_process.items():
+            groups[n].ends = groups[n].ends or [x.to(model.device) for x in ends]
     cases: dict[int, Case] = {}
-    for n, (owner, numbers) in enumerate(groups):
-        for row, i in enumerate(numbers):
-            cases[i] = Case.of(fitted[i], passes[n], row, owner if divided else None)
+    for group, (_, of_group) in zip(groups, numbers, strict=True):
+        for row, i in enumerate(of_group):
+            cases[i] = Case.of(fitted[i], group, row)
     return [cases[i] for i in range(len(questions))]
 
 
@@ -208,7 +266,7 @@ def _check_pairs(questions: Sequence[Question]) -> None:
         )
 
 
-def _groups(fitted: Sequence[Fitted], processes: int, d_model: int) -> list[tuple[int, list[int]]]:
+def _grouped(fitted: Sequence[Fitted], processes: int, d_model: int) -> list[tuple[int, list[int]]]:
     """Return the numbers of questions that share passes, and the process that runs them."""
     of_length: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for i, of_question in enumerate(fitted):
@@ -221,36 +279,17 @@ def _groups(fitted: Sequence[Fitted], processes: int, d_model: int) -> list[tupl
     return groups
 
 
-def _run(
-    model: ResidualModel, groups: Mapping[int, Sequence[Fitted]]
-) -> dict[int, tuple[Pass, Pass]]:
-    """Run both texts of the questions of each group, if there is memory for all."""
-    asked = [of_question for group in groups.values() for of_question in group]
-    if len(asked) > 1:
-        # Before there are many: by the size of the first.
-        size = sum(x.nbytes for x in both_passes(model, asked[:1])) / len(asked[0].clean)
-        tokens = sum(len(of_question.clean) for of_question in asked)
-        check_memory(int(size * tokens), f"The passes of {len(asked):,} questions", model.device)
-    return {n: both_passes(model, group) for n, group in groups.items()}
-
-
-def both_passes(
-    model: ResidualModel, questions: Sequence[Fitted], ends: Sequence[Tensor] = ()
-) -> tuple[Pass, Pass]:
-    """Return the passes of the first texts and of the second ones, each of one length.
-
-    With the ends of their last streams, which another process has computed, nothing runs.
-    """
+def both_passes(model: ResidualModel, questions: Sequence[Fitted]) -> tuple[Pass, Pass]:
+    """Return the passes of the first texts and of the second ones, each of one length."""
     first, second = (torch.stack(rows) for rows in zip(*(x.rows for x in questions), strict=True))
-    tokens = model.places.rows(second)
-    for i, question in enumerate(questions):
-        if question.embeddings is not None:
-            tokens[i] = question.embeddings
-    if ends:
-        texts = zip((first, second), (model.places.rows(first), tokens), ends, strict=True)
-        one, other = (Pass(model, ids, rows, [x.to(rows.device)]) for ids, rows, x in texts)
-        return one, other
+    tokens = torch.stack([run_tokens(model, question)[1] for question in questions])
     return Pass.of(model, first, parts=True), Pass.of(model, second, tokens, parts=True)
+
+
+def run_tokens(model: ResidualModel, question: Fitted) -> list[Float[Tensor, "time d_model"]]:
+    """Return the embeddings of the tokens of both runs of a question."""
+    first, second = (model.places.rows(row) for row in question.rows)
+    return [first, second if question.embeddings is None else question.embeddings]
 
 
 def different(cases: Sequence[Case]) -> dict[str, list[int]]:

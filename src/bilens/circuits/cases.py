@@ -46,7 +46,7 @@ class Cases:
     def __init__(self, model: ResidualModel, cases: Sequence[Case], axis: Axis = "") -> None:
         self.model, self.cases, self.axis = model, cases, axis
         self._scores: dict[bytes, Tensor] = {}  # by the mask of a circuit
-        self._by: dict[Axis, Cases] = {axis: self}
+        self._by: dict[Axis, Cases] = {}
 
     @classmethod
     def of(
@@ -63,9 +63,10 @@ class Cases:
     def by(self, axis: Axis) -> "Cases":
         """Return the same cases, whose masks tell apart positions or roles."""
         # Kept, so that scores are computed once for all searches of which a template is a part.
-        if axis not in self._by:
-            self._by[axis] = Cases(self.model, self.cases, axis)
-        return self._by[axis]
+        # Not this one itself: a cycle would hold the passes until Python collects it.
+        if axis == self.axis:
+            return self
+        return self._by.setdefault(axis, Cases(self.model, self.cases, axis))
 
     def some(self, numbers: Iterable[int]) -> "Cases":
         """Return the cases with some numbers, which may repeat; their masks are as here."""
@@ -90,7 +91,7 @@ class Cases:
             fitted = replace(
                 case.fitted, question=asked, tokens=token, minus=minus, spoken=(), **number
             )
-            cases.append(Case.of(fitted, case.passes, case.row, case.process))
+            cases.append(Case.of(fitted, case.group, case.row))
         return Cases(self.model, cases, self.axis)
 
     def __len__(self) -> int:
@@ -189,10 +190,11 @@ class Cases:
 
         def own() -> Tensor:
             total = torch.zeros(self.shape, dtype=torch.float64)
-            for group, (first, _) in enumerate(self.passes):
+            like = self.cases[0].group.ends[0]
+            for group in range(len(self.groups)):
                 for mask, weight in zip(masks, weights, strict=True):
                     with torch.enable_grad():
-                        given = mask.to(first.stream).requires_grad_()
+                        given = mask.to(like).requires_grad_()
                         rise = weight * self.rises(group, given[None]).sum()
                         (slope,) = torch.autograd.grad(rise, given)
                     total += slope.cpu().double()
@@ -230,7 +232,7 @@ class Cases:
         exist = self.model.places.exist
         if not self.axis:
             return exist.clone()
-        time = self.cases[0].passes[0].ids.shape[1]
+        time = len(self.cases[0].fitted.clean)
         return exist[:, None].repeat(1, len(ROLES) if self.axis == "role" else time, 1)
 
     @cached_property
@@ -247,30 +249,26 @@ class Cases:
         of_passes: dict[tuple[object, ...], list[int]] = defaultdict(list)
         repeats: Counter[tuple[int, int]] = Counter()
         for number, case in enumerate(self.cases):
-            if not case.is_own:
+            if not case.group.is_own:
                 continue
-            place = id(case.passes[0]), case.row
+            place = id(case.group), case.row
             roles = self.roles[number] if self.axis == "role" else ()
             of_passes[place[0], repeats[place], roles].append(number)
             repeats[place] += 1
         return [sorted(group, key=lambda i: self.cases[i].row) for group in of_passes.values()]
 
-    @cached_property
-    def passes(self) -> list[tuple[Pass, Pass]]:
-        """The passes of each group; the second has as many tokens as the first."""
-        passes = []
-        for group in self.groups:
-            first, second = self.cases[group[0]].passes
-            rows = [self.cases[number].row for number in group]
-            first, second = first.some(rows), second.some(rows)
-            passes.append((first, second.in_place_of(first)))
-        return passes
+    def passes(self, group: int) -> tuple[Pass, Pass]:
+        """Return the passes of a group; the second has as many tokens as the first."""
+        numbers = self.groups[group]
+        of_group = self.cases[numbers[0]].group
+        first, second = of_group.passes([self.cases[number].row for number in numbers])
+        return first, second.in_place_of(first)
 
     def _streams(
         self, group: int, masks: Float[Tensor, "n *shape"]
     ) -> Float[Tensor, "n texts time d_model"]:
         """Return the last streams of a group's texts, for each mask."""
-        first, second = self.passes[group]
+        first, second = self.passes(group)
         if self.axis == "role":
             # Nothing is kept where both texts are equal so far: it is the same in both.
             nowhere = torch.zeros_like(masks[:, :, :1])
@@ -281,7 +279,7 @@ class Cases:
 
 def in_all(cases: Cases, own: Callable[[], Result]) -> list[Result]:
     """Return what each process computes of its own groups, or this one where all are."""
-    return in_all_processes("this circuit", own, divided=cases.cases[0].process is not None)
+    return in_all_processes("this circuit", own, divided=cases.cases[0].group.process is not None)
 
 
 def summed(cases: Cases, own: Callable[[], Tensor]) -> Tensor:
@@ -295,7 +293,7 @@ def _roles(case: Case) -> tuple[int, ...]:
     Tokens that are as far from the end stand against each other. Of texts of unlike length all
     positions up to the last one that differs are the word.
     """
-    first, second = (of_text.tokens[case.row] for of_text in case.passes)
+    first, second = case.tokens
     time, shared = len(first), min(len(first), len(second))
     differ = torch.zeros(time, dtype=torch.bool)
     differ[time - shared :] = (first[time - shared :] != second[len(second) - shared :]).any(-1)

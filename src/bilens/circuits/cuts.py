@@ -20,7 +20,7 @@ from bilens.circuits.measures import Split
 from bilens.circuits.recurring import balance
 from bilens.transformer import ResidualModel
 from bilens.transformer.changes import Change, Site
-from bilens.transformer.passes import first_change
+from bilens.transformer.passes import Pass, first_change
 
 GOOD = (0.9, 1.15)
 """Bounds of f of the stream at one role, and of directions."""
@@ -147,8 +147,8 @@ def _values(cases: Cases, passing: Passing) -> Float[Tensor, " cases"]:
     def own() -> Tensor:
         values = torch.zeros(len(cases), dtype=torch.float64)
         for group, numbers in enumerate(cases.groups):
-            changes = _changes(cases, group, passing)
-            first, second = cases.passes[group]
+            first, second = cases.passes(group)
+            changes = _changes(cases, cases.roles[numbers[0]], second, passing)
             streams = first.changed([changes], kept=first_change((first, second)))[0]
             values[numbers] = _rises(cases, numbers, streams).cpu().double()
         return values
@@ -163,10 +163,9 @@ def _rises(
     return torch.stack(rows)
 
 
-def _changes(cases: Cases, group: int, passing: Passing) -> list[Change]:
+def _changes(cases: Cases, of_group: Sequence[int], second: Pass, passing: Passing) -> list[Change]:
     """Return the changes by which only some of the stream passes before some layers."""
-    _, second = cases.passes[group]
-    roles = torch.tensor(cases.roles[cases.groups[group][0]], device=cases.model.device)
+    roles = torch.tensor(of_group, device=cases.model.device)
     changes = list[Change]()
     for layer in {layer for layer, _ in passing}:
 
@@ -209,7 +208,7 @@ def _own_snapshots(cases: Cases, layer: int, place: Place) -> list[tuple[Tensor,
     points = [0.5 - 3**-0.5 / 2, 0.5 + 3**-0.5 / 2]
     found = list[tuple[Tensor, Tensor]]()
     for group, numbers in enumerate(cases.groups):
-        first, second = cases.passes[group]
+        first, second = cases.passes(group)
         moved = first.streams[layer] - second.streams[layer]
         total = torch.zeros_like(moved)
         for share in points:

@@ -32,12 +32,14 @@ class Split(NamedTuple):
     def shares(numbers: Sequence[int]) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
         """Return the numbers of the questions that order, that decide, and that measure.
 
-        A quarter orders, at most six; a third decides, at most eight. A single one does all.
+        A quarter orders, at most six; a third decides, at most eight. Of many a twentieth and a
+        fifteenth are more. A single one does all.
         """
-        if len(numbers) == 1:
+        count = len(numbers)
+        if count == 1:
             return numbers, numbers, numbers
-        ordering = min(6, max(1, len(numbers) // 4))
-        deciding = ordering + min(8, max(1, len(numbers) // 3))
+        ordering = max(min(6, max(1, count // 4)), count // 20)
+        deciding = ordering + max(min(8, max(1, count // 3)), count // 15)
         return numbers[:ordering], numbers[ordering:deciding], numbers[deciding:]
 
 
@@ -194,9 +196,11 @@ def part_effects(shown: Cases, mask: Bool[Tensor, " *shape"]) -> tuple[PartEffec
 
     def own() -> Tensor:
         lost, gained = both = torch.zeros(2, len(parts), dtype=torch.float64)
-        for case in (case for case in shown.cases if case.is_own):
+        for case in (case for case in shown.cases if case.group.is_own):
             first, second = case.alone
-            noised, denoised = (exchanged_each(*x, parts) for x in (case.alone, (second, first)))
+            noised, denoised = (
+                exchanged_each(*x, parts) for x in ((first, second), (second, first))
+            )
             lost += abs(case.change) - case.rise(noised).cpu().double()
             gained += case.rise(denoised).cpu().double()
         return both

@@ -229,7 +229,6 @@ def circuit(
         BilensError: there are no questions, one has no second text, texts do not fit, the number is
             the same after both, the model answers fewer than three of a template, a question that
             finds would measure in another task, or an option of parts is given for stages.
-        MemoryLimitError: there are more questions than fit into memory.
     """
     _check_options(level, keep, size, heads=heads)
     model, questions = opened(model), as_questions(questions)

@@ -125,7 +125,6 @@ def task_directions(
         BilensError: there are fewer than two different questions of a task, one of them finds and
             measures in two tasks or has no second text, texts do not fit, the number is the same
             after both, or no flow passes through MLPs.
-        MemoryLimitError: there are more questions than fit into memory.
     """
     model, questions = opened(model), as_questions(questions)
     cases = make_cases(model, questions)
@@ -204,7 +203,7 @@ def _measured(
     learning: int,
 ) -> tuple[float | None, tuple[TaskDirection, ...]]:
     """Exchange directions on the questions after the first `learning`, and name them on all."""
-    model = cases[0].passes[0].model
+    model = cases[0].group.model
     flows, effects = torch.zeros(2, len(cases), len(places), dtype=torch.float64)
     moved = torch.zeros(len(places), model.vocab_size)
     sides = torch.zeros(len(places), dtype=torch.float64)
@@ -222,7 +221,7 @@ def _measured(
             removing.append([(site, adding(-rows))])
             adding_back.append([(site, adding(rows))])
         first, second = case.alone
-        kept = first_change(case.alone)
+        kept = first_change((first, second))
         without = first.changed([[], *removing], kept=kept)[:, 0]
         # A direction that is written from the second text's side snapshots tokens the other way.
         for place in range(-case.score.length, 0):
