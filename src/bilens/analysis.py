@@ -51,6 +51,8 @@ Load = Callable[[Mapping[str, Any], bool, bool], Any]
 """From values of options, whether images are wanted and whether they may be missing, to data.
 
 None if they may be missing and are not named."""
+Check = Callable[[Mapping[str, Any]], None]
+"""From values of options to an error, if no model and no data make them right."""
 REQUIRED = inspect.Parameter.empty
 
 
@@ -158,6 +160,7 @@ class Analysis:
 
     name: str
     read: Callable[..., Reading]
+    refuse: Check | None = None
 
     @cached_property
     def parameters(self) -> list[inspect.Parameter]:
@@ -205,6 +208,17 @@ class Analysis:
         """Return True if it reads models of this kind."""
         return self.on is Any or isinstance(model, self.on)
 
+    def check(self, settings: Mapping[str, Any]) -> None:
+        """Raise for values of options that are wrong for every model, before one is loaded."""
+        values = {option.name: settings.get(option.name, option.default) for option in self.options}
+        for option in self.options:
+            if values[option.name] is REQUIRED:
+                raise BilensError(
+                    f"{self.name} needs {option.name}: {option.help or 'see its help'}"
+                )
+        if self.refuse is not None:
+            self.refuse(values)
+
     def run(
         self, model: Any, settings: Mapping[str, Any], load: Load, *, source: str | Path = ""
     ) -> Reading:
@@ -221,6 +235,7 @@ class Analysis:
                 f"{source or 'The model'} holds {type(model).__name__}, and `bilens {self.name}` "
                 f"reads {kinds.get(kind, kind)}"
             )
+        self.check(settings)
         values = {}
         for parameter in self.parameters:
             name, default = parameter.name, parameter.default
@@ -228,9 +243,6 @@ class Analysis:
                 values[name] = load(settings, kind == "ImageData", default is not REQUIRED)
             else:
                 values[name] = settings.get(name, default)
-            if values[name] is REQUIRED:
-                line = help_lines(self.read).get(name, "see its help")
-                raise BilensError(f"{self.name} needs {name}: {line}")
         reading = self.read(model, **values)
         if not isinstance(reading, Reading):
             raise BilensError(
@@ -281,11 +293,13 @@ REGISTERED: dict[str, Analysis] = {}
 """Analyses by name; `bilens.analyses` registers those of bilens."""
 
 
-def analysis(name: str) -> Callable[[Function], Function]:
+def analysis(name: str, *, check: Check | None = None) -> Callable[[Function], Function]:
     """Register a function from a model to a reading under a name.
 
     Args:
         name: Of its command: lowercase letters, digits and hyphens.
+        check: Raises for values of its options, by name, that are wrong for every model. A command
+            calls it before it imports torch and loads a model.
     """
     if not re.fullmatch(r"[a-z][a-z0-9-]*", name):
         raise BilensError(
@@ -294,7 +308,7 @@ def analysis(name: str) -> Callable[[Function], Function]:
 
     def register(function: Function) -> Function:
         check_parameters(name, function)
-        entry, known = Analysis(name, function), REGISTERED.get(name)
+        entry, known = Analysis(name, function, check), REGISTERED.get(name)
         # A cell of a notebook that runs again replaces its own analysis.
         if known and known.is_built_in is not entry.is_built_in:
             raise BilensError(f"name={name!r} is an analysis of bilens; choose another name")

@@ -9,16 +9,21 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from errno import EINVAL
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 from uuid import uuid4
 
 from safetensors import SafetensorError
-from safetensors.torch import save_file
-from torch import Tensor
 
 from bilens.errors import BilensError, CheckpointError
+from bilens.lazy_imports import lazy_import
 from bilens.sections import distinct
+
+if TYPE_CHECKING:
+    from safetensors import torch as of_torch
+    from torch import Tensor
+else:  # Commands refuse what they can without torch.
+    of_torch = lazy_import("safetensors.torch")
 
 UNFINISHED = ".unfinished-"
 """First part of the names of files and folders that are being written."""
@@ -202,12 +207,12 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def write_safetensors(
-    path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+    path: Path, tensors: "Mapping[str, Tensor]", metadata: Mapping[str, str] | None = None
 ) -> None:
     """Write named tensors, made contiguous, with optional text metadata."""
     contiguous = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
     with written_whole(path) as temporary:
-        save_file(contiguous, temporary, metadata=dict(metadata) if metadata else None)
+        of_torch.save_file(contiguous, temporary, metadata=dict(metadata) if metadata else None)
 
 
 def _short(path: Path | str) -> str:

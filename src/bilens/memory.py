@@ -6,11 +6,15 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 from bilens.errors import BilensError
+from bilens.lazy_imports import lazy_import
 
+if TYPE_CHECKING:
+    import torch
+else:  # Commands refuse what they can without it.
+    torch = lazy_import("torch")
 if sys.platform != "win32":
     import resource
 
@@ -29,7 +33,7 @@ class MemoryLimitError(BilensError):
     """Memory that a computation needs and that is not available."""
 
 
-def available_memory(device: torch.device | str = "cpu") -> int | None:
+def available_memory(device: "torch.device | str" = "cpu") -> int | None:
     """Return the bytes that this process may still allocate; None if the system does not say.
 
     On a CPU they are the least of three numbers. These are the machine's free memory, and the rest
@@ -41,7 +45,7 @@ def available_memory(device: torch.device | str = "cpu") -> int | None:
     return min(_limits(), default=None) if device.type == "cpu" else None
 
 
-def check_memory(n_bytes: int, purpose: str, device: torch.device | str = "cpu") -> None:
+def check_memory(n_bytes: int, purpose: str, device: "torch.device | str" = "cpu") -> None:
     """Raise before an allocation that cannot succeed.
 
     `purpose` is the subject of the error's sentence, as in "The eigenvectors of 30,000 inputs".
@@ -74,8 +78,8 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Return True if an error says that memory is short, and nothing else is wrong."""
     # torch has a class for it on a GPU only, and the system for none of its libraries.
     texts = "DefaultCPUAllocator|allocate memory|failed to map segment|can't start new"
-    known = isinstance(error, MemoryError | torch.OutOfMemoryError)
-    return known or re.search(texts, str(error)) is not None
+    on_gpu = getattr(sys.modules.get("torch"), "OutOfMemoryError", MemoryError)
+    return isinstance(error, MemoryError | on_gpu) or re.search(texts, str(error)) is not None
 
 
 @contextmanager

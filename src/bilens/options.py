@@ -5,7 +5,7 @@ Nothing here imports torch: the help of a command reads it.
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import tyro
@@ -38,6 +38,8 @@ Target = Literal["logit", "log-probability", "probability"]
 """The number that a flow splits; the last two between two texts."""
 Keep = Annotated[float, Between(0, 1.15)]
 """Least f on the questions that decide the size of a circuit."""
+KEEP = 0.95
+"""The same, by default."""
 Level = Literal["stages", "parts"]
 """What carries an answer: a few ranges of layers, or heads and MLPs one by one."""
 
@@ -74,6 +76,48 @@ def text_list(texts: str) -> tuple[str, ...]:
         BilensError: a text is empty, or its quotes do not end.
     """
     return _separated(texts, "|", "text", "|") if "|" in texts else (texts,)
+
+
+def replacements(given: str) -> dict[str, str]:
+    """Return words and what stands in their place, of a text such as keys=key,was=is.
+
+    Raises:
+        BilensError: a word is empty, has no other, or stands twice.
+    """
+    pairs = [pair.partition("=") for pair in token_list(given)]
+    words = {word: other for word, _, other in pairs}
+    if not all(word and sign for word, sign, _ in pairs) or len(words) < len(pairs):
+        raise BilensError(f"replace={given!r}, expected words as keys=key,was=is, each once")
+    return words
+
+
+def replaced(text: Any, replace: Mapping[str, str]) -> str:
+    """Return a text with some of its words replaced."""
+    if not isinstance(text, str):
+        raise BilensError(
+            "replace needs the text as a string, got numbers of tokens; pass the other text's "
+            "numbers as against"
+        )
+    if not replace:
+        return text
+    # All at once, so that names can be exchanged; of words that begin alike the longer one.
+    words = sorted(filter(None, replace), key=len, reverse=True)
+    pattern = rf"(?<!\w)(?:{'|'.join(map(re.escape, words))})(?!\w)"
+    found = set(re.findall(pattern, text)) if words else set()
+    for word in replace:
+        if word not in found:
+            raise BilensError(f"replace names {word!r}, which is not a word of {text!r}")
+    return re.sub(pattern, lambda match: replace[match[0]], text)
+
+
+def check_circuit_options(level: Level, keep: float, size: int | None, *, heads: bool) -> None:
+    """Raise for an option of a circuit that has no effect beside the others."""
+    of_parts = {"keep": keep if keep != KEEP else None, "size": size, "heads": heads}
+    for name, given in of_parts.items():
+        if level == "stages" and given not in (None, False):
+            raise BilensError(f"{name}={given} is of parts; add level='parts', or leave it out")
+    if size and keep != KEEP:
+        raise BilensError(f"keep={keep} has no effect beside size; leave one of them out")
 
 
 def _separated(given: str, sign: str, thing: str, separators: str) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from bilens.errors import BilensError
+from bilens.files import check_downloaded
 from bilens.options import token_list
 from bilens.shipped import TASKS, task_names
 
@@ -157,18 +158,15 @@ def find_file(path: str | Path) -> Path:
         return Path(path)
     if str(path) in task_names():
         return TASKS / f"{path}.tsv"
-    near = get_close_matches(str(path), task_names(), n=1)
+    near, names = get_close_matches(str(path), task_names(), n=1), ", ".join(task_names())
     raise BilensError(
-        f"{path} is no file and no task that comes with bilens ({', '.join(task_names())}); "
+        f"{str(path) or repr('')} is no file and no task that comes with bilens ({names}); "
         + (f"did you mean {near[0]}?" if near else f"expected lines with {EXPECTED}")
     )
 
 
 def _numbered(path: str | Path, file: Path) -> Iterator[tuple[int, str]]:
     """Yield the lines of a file, without byte order marks, also where files were joined."""
-    # Imports torch, which a command that reads no file does not wait for.
-    from bilens.files import check_downloaded  # noqa: PLC0415
-
     try:
         check_downloaded(file, "questions", BilensError)
         # Bytes of other encodings become halves of pairs of letters.

@@ -75,8 +75,8 @@ Count = Annotated[int, Between(1, 10**15)]
 """A count; no computer counts further."""
 Seed = Annotated[int, Between(0, 2**32 - 1)]
 """A seed of random numbers; NumPy accepts no larger one."""
-Place = Annotated[int, Between(0, 2**31 - 1)]
-"""A token position, from 0, or a distance between two positions."""
+Index = Annotated[int, Between(0, 2**31 - 1)]
+"""A number from 0 on, of a layer, a head or a position, or a distance between two positions."""
 Share = Annotated[float, Between(0, 1)]
 """A fraction from 0 to 1."""
 Positive = Annotated[float, Between(0, 1e12, above=True)]

@@ -11,9 +11,10 @@ from bilens.circuits.controls import verdict
 from bilens.circuits.measures import Split, find_circuit, part_effects
 from bilens.circuits.patching import parts_in
 from bilens.circuits.reading import _of_the_others, curve_said
-from bilens.circuits.search import HIGHEST, KEEP, SLACK, search_circuit
+from bilens.circuits.search import HIGHEST, SLACK, search_circuit
 from bilens.errors import BilensError
 from bilens.flows import Question
+from bilens.options import KEEP
 from tests.flows.flows import QUESTIONS, answered, check_gradient, write_questions
 from tests.models import view_of
 

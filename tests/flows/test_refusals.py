@@ -6,7 +6,7 @@ from functools import partial
 import torch
 import transformers
 
-from bilens.analyses import language
+from bilens.analyses import find_analysis
 from bilens.circuits import (
     Cases,
     circuit,
@@ -21,8 +21,9 @@ from bilens.circuits import (
 )
 from bilens.circuits.search import search_circuit
 from bilens.flows import Node, flow, measure, remove
-from bilens.flows.question import replaced, second_run
+from bilens.flows.question import second_run
 from bilens.language import TokenDirection
+from bilens.options import replaced
 from bilens.transformer import ResidualModel
 from tests.families import family_view, tiny
 from tests.flows.flows import DIRECTION, QUESTIONS, TWO
@@ -63,7 +64,7 @@ test_what_no_circuit_takes_is_refused_by_its_name = refused(CIRCUITS)
 
 
 def asked(**options):
-    return lambda view: language.circuit(view, **options)
+    return lambda view: find_analysis("circuit").run(view, options, lambda *_: None)
 
 
 def directions(*questions):
@@ -76,11 +77,8 @@ TASKS = {
     "nothing is asked; expected either --prompt": asked(),
     "both ask; expected either --prompt": asked(prompt="t1", questions="a.tsv"),
     "one question, expected at least two different ones": directions(FIRST),
-    "need a second text each": [
-        asked(prompt="t1 t2", token="t3"),
-        directions(FIRST, replace(SECOND, against="")),
-        directions(),
-    ],
+    "needs a second text of as many tokens": asked(prompt="t1 t2", token="t3"),
+    "need a second text each": [directions(FIRST, replace(SECOND, against="")), directions()],
     "against has": [
         asked(prompt="t4 t2", token="t3", against="t4"),
         directions(FIRST, replace(SECOND, against="t4 t2")),
@@ -119,7 +117,9 @@ FLOWS = {
     "against: ids holds the number 30, expected": flow_of(against=torch.tensor([4, 5, 30])),
     "against: text=' ' holds no token": flow_of(against=["t4 t5 t7", " "]),
     "replace names 't9', which is not a word of 't4 t5 t6'": flow_of(replace={"t9": "t4"}),
-    "each name the second": lambda view: language.flow(view, prompt="t3", mean=True, against="t4"),
+    "each name the second": lambda view: find_analysis("flow").run(
+        view, {"prompt": "t3", "mean": True, "against": "t4"}, lambda *_: None
+    ),
     "expected one of them": flow_of(replace={"t4": "t9"}, against="t4 t5 t7"),
     "target='odds', expected": flow_of(target="odds", against="t4 t5 t7"),
     "circuit and task_directions take several questions": flow_of(text=["t4 t5", "t4 t6"]),

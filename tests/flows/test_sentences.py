@@ -14,8 +14,9 @@ from bilens.circuits import circuit, patch, task_directions
 from bilens.errors import BilensError
 from bilens.flows import Question, flow
 from bilens.flows.fitted import token_hints
-from bilens.flows.question import replaced, second_run
+from bilens.flows.question import second_run
 from bilens.flows.reading import answer_question
+from bilens.options import replaced
 from bilens.sections import signed
 from bilens.transformer import ResidualModel
 from tests.models import VOCAB, numbers, random_model, view_of

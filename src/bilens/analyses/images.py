@@ -2,10 +2,11 @@
 
 from typing import TYPE_CHECKING
 
+from bilens.analyses import refusals
 from bilens.analysis import Reading, analysis
 from bilens.lazy_imports import lazy_import
 from bilens.options import Basis, Metric, Order
-from bilens.settings import Count, Share
+from bilens.settings import Count, Index, Share
 
 if TYPE_CHECKING:
     from bilens import data as of_data
@@ -37,12 +38,12 @@ def eigenvectors(
     return read_classifier(model, data, basis, order)
 
 
-@analysis("explain")
+@analysis("explain", check=refusals.of_picture)
 def explain(
     model: "tensor.TensorChain",
     data: "of_data.ImageData",
     *,
-    image: int | str = 0,
+    image: Index | str = 0,
     n_classes: Count = 3,
     k: Count = 5,
 ) -> Reading:

@@ -1,24 +1,22 @@
 """Analyses of language models: their options, and calls of what computes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
+from bilens.analyses import refusals
+from bilens.analyses.refusals import ABLATED, SHOWN
 from bilens.analysis import Reading, analysis
-from bilens.errors import BilensError
 from bilens.lazy_imports import lazy_import
 from bilens.options import Keep, Level, Positional, Target, layer_of, token_list
-from bilens.settings import Between, Count, NotNegative, Seed
+from bilens.settings import Between, Count, Index, NotNegative, Seed
 
 if TYPE_CHECKING:
     from bilens import data, transformer
 else:  # Types in quotes, which help does not wait for.
     data, transformer = lazy_import("bilens.data"), lazy_import("bilens.transformer")
 
-SHOWN, ABLATED = 200, 20
-"""Nodes of a flow that are shown, and those that are measured, by default."""
 
-
-@analysis("flow")
+@analysis("flow", check=refusals.of_flow)
 def flow(
     model: "transformer.ResidualModel",
     corpus: "data.Corpus | None" = None,
@@ -31,9 +29,9 @@ def flow(
     replace: str = "",
     target: Target = "logit",
     shown: Count = SHOWN,
-    ablate: Annotated[int, Between(0)] = ABLATED,
+    ablate: Index = ABLATED,
     answer: str = "",
-    generate: Annotated[int, Between(0)] = 0,
+    generate: Index = 0,
 ) -> Reading:
     """Split the change of a logit between two texts exactly over the parts of a model.
 
@@ -69,18 +67,11 @@ def flow(
     from bilens.flows.question import Question, likely_answer, second_run
     from bilens.flows.reading import answer_question
 
-    if corpus is not None and not mean:
-        raise BilensError("--data has no effect without --mean, which takes the mean of its texts")
     texts = [] if corpus is None else list(first_texts(corpus))
     second, other = second_run(
         model, prompt, against=against, mean=mean, replace=replace, texts=texts
     )
     if answer or generate:
-        unused = {"token": token, "minus": minus, "generate": generate if answer else 0}
-        unused |= {"shown": shown - SHOWN, "ablate": ablate - ABLATED}
-        for name in filter(unused.get, unused):
-            beside = "answer" if answer else "generate"
-            raise BilensError(f"--{name} has no effect beside --{beside}; leave one of them out")
         each = target if target != "logit" else "log-probability"
         return answer_flows(
             model, prompt, answer or None, against=second, generate=generate or 1, target=each
@@ -125,7 +116,7 @@ def lens(
     return read_lens(model, prompt, against or NEUTRAL, layers=layers, k=k)
 
 
-@analysis("diff")
+@analysis("diff", check=refusals.of_diff)
 def diff(
     model: "transformer.ResidualModel",
     *,
@@ -136,8 +127,8 @@ def diff(
     against: str = "",
     target: Target = "logit",
     questions: str = "",
-    undo: tuple[int, ...] = (),
-    orders: Annotated[int, Between(0)] = 0,
+    undo: tuple[Count, ...] = (),
+    orders: Index = 0,
 ) -> Reading:
     """Split the change of an answer by tuning, exactly over the weights that differ.
 
@@ -165,9 +156,6 @@ def diff(
     from bilens.flows.tuning import DiffReading
 
     answer, others = token_list(token), token_list(minus)
-    one_question = {"token": token, "minus": others, "against": against}
-    one_question["target"] = target if target != "logit" else ""
-    _check_asked(prompt, questions, one_question)
     reading: DiffReading
     if questions:
         reading = diffs(model, tuned, questions)
@@ -181,23 +169,7 @@ def diff(
     )
 
 
-def _check_asked(prompt: str, questions: str, one_question: Mapping[str, object]) -> None:
-    """Raise unless either a prompt asks or a file, which has the fields of one question."""
-    if bool(questions) == bool(prompt):
-        problem = "prompt and questions both ask" if prompt else "nothing is asked"
-        raise BilensError(
-            f"{problem}; expected either --prompt TEXT with its --token, or --questions FILE"
-        )
-    # Options of one way to ask beside the other.
-    for name, value in one_question.items():
-        if questions and value:
-            raise BilensError(
-                f"{name}={value!r} has no effect beside questions, whose lines have their own; "
-                "leave it out"
-            )
-
-
-@analysis("circuit")
+@analysis("circuit", check=refusals.of_circuit)
 def circuit(
     model: "transformer.ResidualModel",
     prompt: str = "",
@@ -247,8 +219,6 @@ def circuit(
     from bilens import circuits
     from bilens.flows import Question, read_pairs
 
-    one_question = {"token": token, "minus": token_list(minus), "against": against}
-    _check_asked(prompt, questions, one_question)
     asked = (
         read_pairs(model, questions, any_length=True)
         if questions
@@ -284,15 +254,15 @@ def task_directions(
     return circuits.task_directions(model, asked, k, strongest=strongest)
 
 
-@analysis("contexts")
+@analysis("contexts", check=refusals.of_tokens)
 def contexts(
     model: "transformer.ResidualModel",
     corpus: "data.Corpus",
     *,
     token: str,
-    layer: int | None = None,
+    layer: Index | None = None,
     minus: str = "",
-    eigenvectors: int = 4,
+    eigenvectors: Index = 4,
     k: Count = 8,
 ) -> Reading:
     """Find the eigenvectors of an output, and the validation texts in which they are active.
@@ -322,16 +292,16 @@ def contexts(
     )
 
 
-@analysis("ngrams")
+@analysis("ngrams", check=refusals.of_tokens)
 def ngrams(
     model: "transformer.ResidualModel",
     *,
     token: str,
-    layer: int | None = None,
+    layer: Index | None = None,
     minus: str = "",
     k: Count = 20,
-    position: int | None = None,
-    among: int | None = None,
+    position: Index | None = None,
+    among: Count | None = None,
 ) -> Reading:
     """Find the tokens before and after a token, and skip-trigrams of each head, from the weights.
 
@@ -368,13 +338,13 @@ def ngrams(
 def heads(
     model: "transformer.ResidualModel",
     *,
-    layer: int | None = None,
-    heads: Sequence[int] | None = None,
+    layer: Index | None = None,
+    heads: Sequence[Index] | None = None,
     k: Count = 10,
-    components: int = 2,
-    distance: int = 1,
-    position: int | None = None,
-    among: int | None = None,
+    components: Index = 2,
+    distance: Index = 1,
+    position: Index | None = None,
+    among: Count | None = None,
 ) -> Reading:
     """Find the tokens that heads of a layer attend to, and the outputs that they raise.
 
@@ -419,7 +389,7 @@ def composition(model: "transformer.ResidualModel") -> Reading:
     return composition_scores(model)
 
 
-@analysis("summary")
+@analysis("summary", check=refusals.of_summary)
 def summary(
     model: "transformer.ResidualModel",
     corpus: "data.Corpus",
@@ -453,8 +423,6 @@ def summary(
     from bilens.language import TokenDirection
     from bilens.train.run_directory import last_loss
 
-    if minus and token is None:
-        raise BilensError(f"minus={minus!r} is subtracted from a token; give --token too")
     direction = None if token is None else TokenDirection(token, token_list(minus))
     trained = last_loss(model.source)
     return read_summary(model, corpus, prompt, direction, n_tokens=n_tokens, training_loss=trained)

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from bilens.circuits.cases import Cases, summed
 from bilens.circuits.patching import exchanged_each, parts_in
-from bilens.circuits.search import KEEP, Found, Scores, search_circuit
+from bilens.circuits.search import Found, Scores, search_circuit
 from bilens.flows.interval import Interval
+from bilens.options import KEEP
 from bilens.transformer.changes import Part
 
 

@@ -22,15 +22,14 @@ from bilens.circuits.controls import nonsense, verdict
 from bilens.circuits.cuts import Cuts, direction_tokens, find_cuts
 from bilens.circuits.measures import Circuit, Measured, Split, find_circuit, part_effects
 from bilens.circuits.patching import parts_in
-from bilens.circuits.search import HIGHEST, KEEP, LARGEST
+from bilens.circuits.search import HIGHEST, LARGEST
 from bilens.circuits.stages import Stages, find_stages
-from bilens.errors import BilensError
 from bilens.flows.fitted import token_hints
 from bilens.flows.interval import LEAST
 from bilens.flows.question import Question
 from bilens.flows.sources import AnyModel, Questions, as_questions, opened
 from bilens.language.names import in_words, shown_tokens
-from bilens.options import Keep, Level
+from bilens.options import KEEP, Keep, Level, check_circuit_options
 from bilens.progress import progress_bar
 from bilens.sections import Columns, Fact, by_column
 from bilens.settings import Count
@@ -230,7 +229,7 @@ def circuit(
             the same after both, the model answers fewer than three of a template, a question that
             finds would measure in another task, or an option of parts is given for stages.
     """
-    _check_options(level, keep, size, heads=heads)
+    check_circuit_options(level, keep, size, heads=heads)
     model, questions = opened(model), as_questions(questions)
     everything = Cases.of(model, questions, any_length=len(questions) > 1, divided=True)
     tasks = different(everything.cases)
@@ -261,16 +260,6 @@ def circuit(
         keep=keep,
         notes=token_hints(model, questions),
     )
-
-
-def _check_options(level: Level, keep: float, size: int | None, *, heads: bool) -> None:
-    """Raise for an option that has no effect beside the others."""
-    of_parts = {"keep": keep if keep != KEEP else None, "size": size, "heads": heads}
-    for name, given in of_parts.items():
-        if level == "stages" and given not in (None, False):
-            raise BilensError(f"{name}={given} is of parts; add level='parts', or leave it out")
-    if size and keep != KEEP:
-        raise BilensError(f"keep={keep} has no effect beside size; leave one of them out")
 
 
 Find = Callable[..., Answer]

@@ -15,7 +15,7 @@ from bilens.errors import BilensError
 
 LARGEST = 60
 """Parts of the largest circuit."""
-KEEP, HIGHEST = 0.95, 1.15
+HIGHEST = 1.15
 """Least and largest f of a circuit. Above it parts are missing that oppose the answer."""
 SLACK = 0.05
 """By how much f may miss its bounds where no size holds twice."""

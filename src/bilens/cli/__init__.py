@@ -11,25 +11,19 @@ from contextlib import nullcontext, redirect_stderr, redirect_stdout
 from difflib import get_close_matches
 from importlib import import_module
 from io import StringIO, TextIOWrapper
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.table import Table
 
-from bilens import __version__
+from bilens import __version__, files, memory
 from bilens.analyses import built_in, load_file
 from bilens.cli.commands import Call, Command, UsageError, flag_of, read_words
 from bilens.cli.console import PlainConsole, errors, out, printable
 from bilens.cli.readings import analysis_command
 from bilens.errors import BilensError
-from bilens.lazy_imports import lazy_import
 from bilens.options import check_docstrings
 from bilens.question_files import check_questions
 from bilens.sections import plain
-
-if TYPE_CHECKING:
-    from bilens import files, memory
-else:  # It imports torch, and `bilens --help` does without it.
-    files, memory = lazy_import("bilens.files"), lazy_import("bilens.memory")
 
 JSON = "--json"
 OUTPUTS = ("output", "viewer", "save_graph", "figure", "space")
@@ -70,7 +64,8 @@ def main(args: list[str] | None = None) -> None:
         check_processes(given)
         call = parse(given)
         # Mistakes in a file are said before torch is imported, and a model loaded.
-        if questions := call.keywords.get("questions"):
+        questions = call.keywords.get("questions")
+        if questions or (questions is not None and "prompt" not in call.keywords):
             check_questions(questions, each=given[:1] != ["flow-table"])
         with (
             redirect_stdout(sys.stderr) if as_json else nullcontext(),

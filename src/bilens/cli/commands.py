@@ -33,11 +33,13 @@ class Command:
         about: its help.
         parameters: its parameters with types, defaults and perhaps lines of help; other lines are
             those of Args in `about`.
+        check: raises for values that are wrong for every model; called before torch is imported.
     """
 
     run: Callable[..., dict[str, Any] | None]
     about: str
     parameters: Sequence[inspect.Parameter]
+    check: Callable[[Mapping[str, Any]], object] | None = None
 
     @classmethod
     def of(
@@ -71,6 +73,8 @@ class Command:
         def call(**settings: Any) -> Call:
             try:
                 check_values(settings, checks_of({p.name: p.annotation for p in self.parameters}))
+                if self.check is not None:
+                    self.check(settings)
             except BilensError as error:
                 raise UsageError(self._typed(error, settings)) from None
             return partial(self._run, **settings)
@@ -104,7 +108,11 @@ Alone, a name is told from a word of the sentence by its underscore, or by what 
 """
 
 
-SHARED = {"text": ("prompt", "against", "answer"), "token": ("token", "minus", "answer")}
+SHARED = {
+    "text": ("prompt", "against", "answer"),
+    "token": ("token", "minus", "answer"),
+    "k": ("k", "undo"),
+}
 """By an argument of functions that several options reach: these, told apart by their values."""
 
 

@@ -195,6 +195,8 @@ def linearise(
         low_memory: leave weights and streams in files, except for those of one layer.
     """
     output = own_place(output, _place("linear", model), resume=resume)
+    if tokens < length:
+        raise BilensError(f"--tokens={tokens}, expected at least --length={length}")
 
     import torch
 
@@ -205,8 +207,6 @@ def linearise(
     from bilens.train.trainer import shape_of
 
     distillation = Distillation(steps=steps)
-    if tokens < length:
-        raise BilensError(f"--tokens={tokens}, expected at least --length={length}")
     opened, tokenizer, learned, measured = _begin(
         model,
         data,

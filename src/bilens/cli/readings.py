@@ -122,7 +122,12 @@ def analysis_command(entry: Analysis) -> Command:
         parameters.append(
             inspect.Parameter(one.name, by_name, annotation=kind, default=one.default)
         )
-    return Command(partial(run_analysis, entry), entry.about, parameters)
+
+    def check(settings: Mapping[str, Any]) -> None:
+        entry.check(settings)
+        _targets(settings["output"], settings)
+
+    return Command(partial(run_analysis, entry), entry.about, parameters, check)
 
 
 def run_analysis(

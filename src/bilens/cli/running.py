@@ -13,7 +13,8 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from bilens import __version__
-from bilens.analyses import find_analysis
+from bilens.analyses import check_once, find_analyses, find_analysis
+from bilens.analyses.refusals import of_report
 from bilens.cli.commands import flag_of
 from bilens.cli.console import (
     Device,
@@ -30,7 +31,7 @@ from bilens.errors import BilensError
 from bilens.lazy_imports import datasets
 from bilens.nn.settings import LanguageSettings
 from bilens.options import Basis, Metric, Order
-from bilens.settings import Count
+from bilens.settings import Count, Index, Share
 from bilens.shipped import STORY
 from bilens.train.settings import ClassifierTraining, LanguageTraining
 
@@ -84,13 +85,13 @@ def report(
     figures: Literal["png", "svg", "pdf"] | None = None,
     add: tuple[str, ...] = (),
     basis: Basis | None = None,
-    drop: float | None = None,
+    drop: Share | None = None,
     metric: Metric | None = None,
     order: Order | None = None,
     token: str | None = None,
     minus: str | None = None,
-    layer: int | None = None,
-    among: int | None = None,
+    layer: Index | None = None,
+    among: Count | None = None,
     prompt: str | None = None,
     against: str | None = None,
     device: Device = "auto",
@@ -138,6 +139,8 @@ def report(
     page = own_place(output, inside if folder.is_dir() else outside)
     if figures:
         check_own(page.parent / "figures", page)
+    check_once([entry for name in add for entry in find_analyses(name)])
+    of_report(settings)
 
     from bilens.figures.sheet import save_figures
     from bilens.inputs import check_data

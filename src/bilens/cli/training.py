@@ -72,13 +72,13 @@ def train_images(
         device: cpu, cuda, cuda:1, mps, ...; auto takes a GPU if the machine has one.
     """
     run = own_place(output, f"runs/{Path(data).resolve().name}", resume=resume)
+    check_effects(architecture, {"beta": ("gate", ("swish",))})
 
     from bilens.data import load_images
     from bilens.inputs import check_folder
     from bilens.train import train_classifier, train_classifiers
     from bilens.train.run_directory import check_begin
 
-    check_effects(architecture, {"beta": ("gate", ("swish",))})
     check_folder(data_dir, data)
     if seeds == 1:
         check_begin(run, resume=resume)
@@ -143,6 +143,9 @@ def train_language(
         resume: continue an earlier training in output.
     """
     run = own_place(output, f"runs/{Path(data).resolve().name}", resume=resume)
+    rotary, normed = ("positions", ("rotary",)), ("norm", ("scalar", "rms", "layer"))
+    check_effects(model, {"rope_base": rotary, "rope_bfloat16": rotary, "norm_eps": normed})
+    check_precision(model.attention, training.precision)
 
     from bilens.data import load_corpus
     from bilens.data.corpus import LANGUAGES, cleaning_of
@@ -153,9 +156,6 @@ def train_language(
     from bilens.train.run_directory import check_begin
 
     config = LanguageConfig(**model.settings())
-    check_precision(config.attention, training.precision)
-    rotary, normed = ("positions", ("rotary",)), ("norm", ("scalar", "rms", "layer"))
-    check_effects(model, {"rope_base": rotary, "rope_bfloat16": rotary, "norm_eps": normed})
     check_folder(data_dir, data)
     use_cpu = device == "cpu"
     state = this_process(cpu=use_cpu)

@@ -1,7 +1,6 @@
 """Questions: a text, the token that is predicted after it, and a second run."""
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Annotated, TypeGuard
 
@@ -12,7 +11,7 @@ from torch import Tensor
 from bilens.checks import checked
 from bilens.errors import BilensError
 from bilens.language.names import TokenDirection, names_of, token_text
-from bilens.options import Target, text_list, token_list
+from bilens.options import Target, replaced, replacements, text_list
 from bilens.settings import Said
 from bilens.transformer import ResidualModel
 from bilens.transformer.passes import Pass
@@ -171,25 +170,6 @@ def is_text(against: Against) -> TypeGuard[str | Tensor]:
     return is_ids or (isinstance(against, str) and against != NEUTRAL)
 
 
-def replaced(text: str | Tensor, replace: Mapping[str, str]) -> str:
-    """Return a text with some of its words replaced."""
-    if not isinstance(text, str):
-        raise BilensError(
-            "replace needs the text as a string, got numbers of tokens; pass the other text's "
-            "numbers as against"
-        )
-    if not replace:
-        return text
-    # All at once, so that names can be exchanged; of words that begin alike the longer one.
-    words = sorted(filter(None, replace), key=len, reverse=True)
-    pattern = rf"(?<!\w)(?:{'|'.join(map(re.escape, words))})(?!\w)"
-    found = set(re.findall(pattern, text)) if words else set()
-    for word in replace:
-        if word not in found:
-            raise BilensError(f"replace names {word!r}, which is not a word of {text!r}")
-    return re.sub(pattern, lambda match: replace[match[0]], text)
-
-
 def second_run(
     model: ResidualModel,
     text: str,
@@ -204,20 +184,11 @@ def second_run(
     It is None, without a name, if there are none. `texts` are those whose mean embedding is taken;
     without them it is that of the vocabulary.
     """
-    if sum(map(bool, (against, mean, replace))) > 1:
-        raise BilensError(
-            "--against, --mean and --replace each name the second run, and more than one is given; "
-            "expected one of them"
-        )
     if mean:
         rows = model.places.rows(torch.cat(list(texts))) if texts else model.W_E
         return rows.mean(0), "mean embeddings"
     if replace:
-        pairs = [pair.partition("=") for pair in token_list(replace)]
-        words = {word: other for word, _, other in pairs}
-        if not all(word and sign for word, sign, _ in pairs) or len(words) < len(pairs):
-            raise BilensError(f"replace={replace!r}, expected words as keys=key,was=is, each once")
-        second = replaced(text, words)
+        second = replaced(text, replacements(replace))
         return second, second
     if against and "|" in against:
         return text_list(against), against

@@ -16,7 +16,7 @@ from bilens.images.chain import accuracy_columns, share_right
 from bilens.images.explanation import check_classes
 from bilens.progress import logger, progress_bar
 from bilens.sections import Columns
-from bilens.settings import Count, Place, Share
+from bilens.settings import Count, Index, Share
 from bilens.tensor import Bonds, Cut, Spectrum
 
 BLOCK = 512
@@ -177,7 +177,7 @@ SEARCHES = 2
 
 
 @checked
-def loss_bound(lost: Place, gained: Place, n_images: Count) -> float:
+def loss_bound(lost: Index, gained: Index, n_images: Count) -> float:
     """Return the accuracy that a cut loses at most, from images that it was not chosen on.
 
     The bound is exact at every number of images: the chance that the real loss is above it is at

@@ -46,7 +46,7 @@ from bilens.language.names import (
 from bilens.language.sums import check_alone, check_heads, check_mlp
 from bilens.progress import progress_bar
 from bilens.sections import Columns, Fact, by_column
-from bilens.settings import Count, Place
+from bilens.settings import Count, Index
 from bilens.tensor import FactoredMatrix
 from bilens.tensor.factored import top_entries
 from bilens.tensor.factors import with_constant
@@ -94,7 +94,7 @@ def attention_scores(
     model: ResidualModel,
     *,
     layer: int,
-    distance: Place = 1,
+    distance: Index = 1,
     position: int | None = None,
     among: Sequence[int] | None = None,
 ) -> tuple[FactoredMatrix, ...]:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from bilens.analyses import check_once, find_analyses, find_analysis
+from bilens.analyses.refusals import of_report
 from bilens.analysis import Analysis, Reading
 from bilens.errors import BilensError
 from bilens.flows.summary import is_bilinear, read_summary
@@ -26,6 +27,7 @@ def report_readings(
     The settings are options of `bilens report`, where None stands for the default. `source` is the
     name or folder of the model, which says what data it was trained on.
     """
+    of_report(dict.fromkeys(("token", "minus", "prompt", "against")) | settings)
     given = {name: value for name, value in settings.items() if value is not None}
     if not isinstance(model, ImageClassifier | ResidualModel):
         raise BilensError(
@@ -64,8 +66,6 @@ def _check_effects(given: Mapping[str, Any], names: set[str], added: Sequence[An
             )
         if value == "":
             raise BilensError(f"{name}='' is empty; leave it out, or give it a value")
-    if "minus" in given and "token" not in given:
-        raise BilensError(f"minus={given['minus']!r} is subtracted from a token; give --token too")
 
 
 def _language_readings(
@@ -81,8 +81,6 @@ def _language_readings(
     direction = None
     if "token" in given:
         direction = TokenDirection(given["token"], token_list(given.get("minus", "")))
-    if "against" in given and "prompt" not in given:
-        raise BilensError(f"against={given['against']!r} is a second text; give --prompt too")
     texts = given.get("prompt", ""), given.get("against", "")
     trained = last_loss(source)
     overview = read_summary(

@@ -17,7 +17,7 @@ from bilens.data.texts import write_out
 from bilens.errors import BilensError, NotBilinearError
 from bilens.hooks import first_call
 from bilens.nn import Gate
-from bilens.settings import Count, Place
+from bilens.settings import Count, Index
 from bilens.tensor import BilinearTensor, FactoredMatrix
 from bilens.transformer.dispatched import check_whole, is_dispatched, with_mapped_weights
 from bilens.transformer.families import check_merged, config_numbers, find_modules, known_families
@@ -341,7 +341,7 @@ class ResidualModel:
         return FactoredMatrix(weights.value, weights.out)
 
     @torch.no_grad()
-    def qk(self, layer: int, distance: Place = 0) -> tuple[FactoredMatrix, ...]:
+    def qk(self, layer: int, distance: Index = 0) -> tuple[FactoredMatrix, ...]:
         """Return W_Q R W_K' of every head, one batch for each pair of queries and keys.
 
         The score of row n for a row m, `distance` positions earlier, is n QK m'. R rotates rotary
@@ -373,7 +373,7 @@ class ResidualModel:
         self,
         layer: int,
         n: Float[Tensor, "rows d_model"],
-        position: Place,
+        position: Index,
         length: Count | None = None,
     ) -> ScoredRows:
         """Return queries and keys of normalised rows at one position.
