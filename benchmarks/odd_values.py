@@ -195,7 +195,6 @@ class World:
             "bonds": {"tensors": tensors, "directions": torch.eye(3), "metric": torch.eye(5)},
             "cluster": {"vectors": torch.randn(6, 5), "weights": torch.rand(6)},
             "decompile": {"tensors": tensors, "directions": torch.eye(3), "k": 3},
-            "expected_cosine": {"a": tensors[0], "b": tensors[0], "mean": torch.rand(5)},
             "function_bonds": {
                 "tensors": tensors,
                 "directions": torch.eye(3).double(),
@@ -206,7 +205,7 @@ class World:
             "resume_attention": self.heads() | {"scale": 0.5},
             "clean": {"text": "one “two” three"},
             "fit_drawing": {"ink": np.eye(8), "data": self.data},
-            "load_images": {"name": "modular-5", "seed": 0},
+            "load_images": {"name": "digits", "seed": 0},
             "flow": {**both, "ablate": 2, "position": 4},
             "lens": {"flow": one_flow, "node": one_flow.nodes[0]},
             "read_lens": {"model": view, "text": ids, "against": ids.flip(0), "layers": 2},

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 from bilens.cli import COMMANDS, commands_of, main
 from bilens.convert import give_swish, save_model
@@ -67,6 +68,14 @@ def of_command(args: Sequence[Any], message: str) -> str:
     return message
 
 
+def write_pictures(folder: Path) -> None:
+    """Write a folder of class folders with small pictures, of another size than those of digits."""
+    for number in range(20):
+        place = folder / "ab"[number % 2]
+        place.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (5, 4), number).save(place / f"{number}.png")
+
+
 def write_sources(folder: Path) -> Path:
     """Write a model, the same annealed and exported, texts of their tokens, and two classifiers."""
     tokenizer = toy_tokenizer()
@@ -78,6 +87,7 @@ def write_sources(folder: Path) -> Path:
     (folder / "texts.txt").write_text("\n".join(lines))
     (folder / "asked.tsv").write_text("t3 t4 t5\tt6\tt7\tt3 t8 t5\n")
     main(["export", str(folder / "annealed"), "--output", str(folder / "bilinear")])
+    write_pictures(folder / "pictures")
     brief = ["train", "images", "--d-model", "8", "--epochs", "1"]
     main([*brief, "--output", str(folder / "images")])
     main([*brief, "--n-layers", "2", "--output", str(folder / "deep")])

@@ -49,7 +49,7 @@ COMMANDS = {
         "--beta": ["0.5"],
     },
     **{
-        f"{reading} --output out.json": {"--data": ["modular-7", "modular-8"]}
+        f"{reading} --output out.json": {"--data": ["pictures", "nowhere"]}
         for reading in ("eigenvectors images", "explain images", "paths deep", "bonds deep")
     },
     "tensorise model --output out --length 8": {

@@ -81,7 +81,6 @@ TENSOR = {
     "matrix eigenvalues": lambda: (MATRIX.T @ MATRIX).eigenvalues().abs(),
     "dictionary": lambda: DICTIONARY.reconstruct(DICTIONARY.activations(X)),
     "features": lambda: DICTIONARY.features_tensor(T)(X),
-    "expected cosine": lambda: bilens.tensor.expected_cosine(T, layer(seed=5)),
     "clusters": lambda: bilens.tensor.cluster(X, torch.ones(5, device="cpu")).vectors,
     "tree": lambda: bilens.tensor.decompile([T, T], U[0])(X),
     "top paths": lambda: bilens.tensor.decompile([T, T], U, 5).truncate(3)(X),

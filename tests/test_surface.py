@@ -336,13 +336,13 @@ TYPES: dict[str, tuple[Any, set[str]]] = {
 }
 """By what they name: a type of names, and the names of the tables."""
 LISTS: dict[str, tuple[Any, set[str]]] = {
-    "images in help": (train_images, {*KNOWN, "digits", "modular-59"}),
+    "images in help": (train_images, {*KNOWN, "digits"}),
     "texts in help": (train_language, {*HUB, *LANGUAGES}),
     "kinds of files in help": (train_language, {s.split(".")[1] for s in SUFFIXES} - {"txt"}),
     "presets in help": (train_language, {*PRESETS}),
     "attentions in help": (LanguageSettings, {*ATTENTIONS}),
     "MLPs in help": (LanguageSettings, {*get_args(MlpName)}),
-    "images on the page": (HOWTO / "images.md", {*KNOWN, "digits", "modular-59"}),
+    "images on the page": (HOWTO / "images.md", {*KNOWN, "digits"}),
     "presets on the page": (HOWTO / "language.md", {*PRESETS}),
 }
 """By what they name: a text that lists names for readers, and the names of the tables."""

@@ -162,9 +162,6 @@ ARGUMENTS = {
     "ink is empty: expected a drawing": lambda: fit_drawing(np.zeros((9, 9)), digits()),
     "^seed=-1, expected a whole number, at least 0": lambda: load_images("digits", seed=-1),
     "^seed=4294967296, expected a whole num": lambda: load_images("digits", seed=2**32),
-    "^p=0, expected a whole number, at least 1 and at most 256$": lambda: load_images("modular-0"),
-    "^p=257, expected a whole number, at least 1 and at m": lambda: load_images("modular-257"),
-    r"^test_images has shape \(0, 2\), expected .*2x1": lambda: load_images("modular-1"),
     "strength=0.5, expected a finite number, above 0.5 and below 1$": lambda: Grammar(strength=0.5),
     "strength=1.0, expected a finite number, above 0.5 and below 1$": lambda: Grammar(strength=1.0),
     "^strength=-1.0, expected a finite number, above 0.5": lambda: Grammar(strength=-1.0),
@@ -260,7 +257,7 @@ test_folders_without_classes_of_pictures_are_refused = refused(FOLDERS, DataErro
 IMAGES, LABELS = np.zeros((12, 4, 3)), np.arange(12) % 10
 NOWHERE = "='/nowhere' is not a folder; correct it, or leave it out$"
 NAMED = (
-    "expected digits, mnist, fashion-mnist, modular-59, hub:owner/name or the path of a folder of "
+    "expected digits, mnist, fashion-mnist, hub:owner/name or the path of a folder of "
     "IDX files or of class folders with images"
 )
 SETS = {

@@ -54,7 +54,7 @@ def test_names_of_the_hub_stay_and_texts_are_copied(tmp_path):
         write_space(tmp_path / "space", "you/name")
 
 
-@pytest.mark.parametrize("data", ["grammar", "mnist", "digits", "tinystories", "modular-59"])
+@pytest.mark.parametrize("data", ["grammar", "mnist", "digits", "tinystories"])
 def test_a_name_is_no_folder_of_this_name(tmp_path, monkeypatch, data):
     """As for the loaders of models and data, which pass over the user's own folders of a name."""
     monkeypatch.chdir(tmp_path)

@@ -9,7 +9,7 @@ from torch import nn
 
 from bilens.errors import CheckpointError, NotBilinearError
 from bilens.nn import Bilinear
-from bilens.tensor import BilinearTensor, FactoredMatrix, Spectrum, decompile, expected_cosine
+from bilens.tensor import BilinearTensor, FactoredMatrix, Spectrum, decompile
 from bilens.tensor.chain import TensorStack
 from bilens.tensor.chain_bonds import bonds
 from bilens.tensor.factored import top_entries
@@ -20,10 +20,9 @@ from tests.refusals import refused
 from tests.tensor.deep import random_chain
 from tests.tensor.factors import eye, normal, random_matrix, random_tensor
 
-U, SINGLE, EYE = eye(2), eye(3), eye(8)
+U, SINGLE = eye(2), eye(3)
 BROKEN = torch.where(SINGLE * torch.tensor([1, 0, 0]) > 0, torch.nan, SINGLE)
 X = normal(23, 3)
-CONSTANT = BilinearTensor(torch.ones(1, 1), torch.ones(1, 1), torch.ones(1, 1), constant=True)
 WIDE = random_tensor(5, 5, 3, 0)
 
 
@@ -134,18 +133,6 @@ DICTIONARY = {
     r"a has shape \(2, 3\).*length 4.*each feature": lambda d: d.reconstruct(normal(2, 3)),
     "tensor has 2 outputs.* 3 numbers": lambda d: d.features_tensor(random_tensor(4, 5, 2, 0)),
 }
-LAYERS = {
-    r"mean has shape \(3,\); expected \(4,\)": lambda a: expected_cosine(a, a, mean=normal(3)),
-    "mean holds NaN": lambda a: expected_cosine(a, a, mean=normal(4) * torch.nan),
-    r"covariance has shape \(8, 8\); expected": lambda a: expected_cosine(a, a, covariance=EYE),
-    "covariance has the eigenvalue -1": lambda a: expected_cosine(a, a, covariance=-EYE[:4, :4]),
-    "covariance is zero": lambda a: expected_cosine(a, a, covariance=0 * EYE[:4, :4]),
-    "covariance is not symmetric": lambda a: expected_cosine(a, a, covariance=normal(4, 4)),
-    "out holds NaN": lambda a: expected_cosine(a, replace(a, out=a.out / 0)),
-    r"a has \(4, 3\) .*b has \(5, 3\)": lambda a: expected_cosine(a, random_tensor(5, 2, 3, 0)),
-    r"a has \(0, 1\).*with at least one input": lambda a: expected_cosine(CONSTANT, CONSTANT),
-    r"b has \(4, 2\)": lambda a: expected_cosine(a, random_tensor(4, 2, 2, 0)),
-}
 TREES = {
     "tensors is empty; expected one tensor for each layer": lambda c: decompile([], normal(4)),
     r"tensors\[0\] has 4 outputs, but tensors\[1\] .* 5": lambda c: decompile(c[::-1], normal(3)),
@@ -203,7 +190,6 @@ test_misuse_of_a_spectrum_is_said = refused(
 )
 test_misuse_of_clusters_is_said = refused(CLUSTER, given=lambda: torch.arange(1.0, 7).reshape(3, 2))
 test_misuse_of_a_dictionary_is_said = refused(DICTIONARY, given=lambda: Dictionary.of(normal(3, 4)))
-test_misuse_of_a_cosine_is_said = refused(LAYERS, given=lambda: random_tensor(4, 5, 3, 0))
 test_misuse_of_a_tree_is_said = refused(TREES, given=lambda: random_chain(2, "plain"))
 test_misuse_of_bonds_is_said = refused(
     BONDS, given=lambda: random_chain(2, "plain", n_in=3, n_out=2, seed=1)
@@ -226,7 +212,6 @@ NOT_NUMBERS = {
         NAN.svd,
         NAN.interaction(output=0).norm,
         NAN.interaction(output=0).eigh,
-        lambda: expected_cosine(ONES, NAN),
         lambda: decompile([NAN], torch.ones(2), 1),
         lambda: cluster(NAN.left, torch.ones(3)),
         FactoredMatrix(NAN.left, ONES.left.T).svd,

@@ -9,15 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from bilens.errors import BilensError
-from bilens.tensor import (
-    BilinearTensor,
-    Dictionary,
-    FactoredMatrix,
-    bonds,
-    cluster,
-    decompile,
-    expected_cosine,
-)
+from bilens.tensor import BilinearTensor, Dictionary, FactoredMatrix, bonds, cluster, decompile
 from bilens.tensor.jacobian_bonds import function_bonds
 from tests.tensor.factors import close, eye, normal, random_matrix, random_tensor, shapes
 
@@ -67,14 +59,6 @@ def test_zeros_have_no_scale():
     assert close(form.eigh().dense(), form.dense())
 
 
-def test_expected_cosines_of_any_size():
-    a, b = random_tensor(4, 5, 4, 0), random_tensor(4, 5, 4, 7)
-    large, small = scaled(a, 1e40, 1e-20, 1e60), scaled(a, 1e-40, 1e20, 1e-60)
-    for grown in (large, small):
-        assert torch.isclose(expected_cosine(grown, b), expected_cosine(a, b))
-    assert torch.isclose(expected_cosine(large, small), ONE)
-
-
 READINGS = {
     "svd": BilinearTensor.svd,
     "eigenvalues": lambda t: t.interaction(output=[0, -1 % t.n_out]).eigh(),
@@ -93,7 +77,6 @@ NUMBERS = {
     "form norm": lambda t: t.interaction(output=[0]).norm(),
     "matrix norm": lambda t: READINGS["matrix"](t).norm(),
     "matrix eigenvalues": lambda t: READINGS["matrix"](t).eigenvalues().abs(),
-    "expected_cosine": lambda t: expected_cosine(t, t),
     "inverse": lambda t: Dictionary.of(t.out).inverse,
     "coverage": lambda t: cluster(torch.eye(len(t.out)), t.out[:, 0].abs()).coverage,
 }

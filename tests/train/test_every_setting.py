@@ -13,6 +13,7 @@ from bilens.cli import main
 from bilens.cli.training import Architecture, train_images, train_language
 from bilens.nn.settings import LanguageSettings
 from bilens.train.settings import ClassifierTraining, LanguageTraining
+from tests.command_line import write_pictures
 from tests.nightly import nightly
 from tests.train.runs import lines, timeless
 
@@ -24,7 +25,7 @@ KINDS: dict[str, tuple[Any, tuple[Any, ...], list[str], dict[str, str]]] = {
         (Architecture, ClassifierTraining),
         ["--data", "digits", "--epochs", "2", "--d-model", "8"],
         {
-            "data": "modular-7",
+            "data": "pictures",
             "data_dir": "nowhere",
             "seeds": "2",
             "d_model": "9",
@@ -118,6 +119,7 @@ def here(tmp_path, monkeypatch):
         words = Random(seed).choices(("a", "girl", "saw", "the", "red", "dog", "and"), k=4000)
         rows = [" ".join(words[i : i + 9]) for i in range(0, len(words), 9)]
         Path(name).write_text("\n".join(rows))
+    write_pictures(tmp_path / "pictures")
 
 
 def trained(place: str, kind: str, *words: str) -> tuple[str, Any]:

@@ -61,9 +61,8 @@ def train_images(
         bilens train images --seeds 5 --n-layers 2 --output runs/five
 
     Args:
-        data: digits (bundled, 8x8), mnist, fashion-mnist, modular-59 (addition, also of another
-            number), hub:owner/name, or a folder: of class folders with pictures, of four IDX
-            files, or of parquet files.
+        data: digits (bundled, 8x8), mnist, fashion-mnist, hub:owner/name, or a folder: of class
+            folders with pictures, of four IDX files, or of parquet files.
         data_dir: folder that holds the IDX files of mnist or fashion-mnist; by default the
             environment variable BILENS_DATA, and without that the Hugging Face hub.
         output: run directory; by default runs/NAME-OF-THE-DATA.

@@ -1,4 +1,4 @@
-"""Images with classes, from known data sets, folders, the hub or modular addition; and drawings.
+"""Images with classes, from known data sets, folders or the hub; and drawings.
 
 Sources:
 
@@ -13,7 +13,6 @@ import glob
 import gzip
 import math
 import os
-import re
 import struct
 import unicodedata
 import zlib
@@ -23,14 +22,13 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from hashlib import sha256
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int, UInt8
 from PIL import Image, ImageOps
 from torch import Tensor
-from torch.nn.functional import one_hot
 
 from bilens.analysis import Reading
 from bilens.checks import check_finite, checked
@@ -40,7 +38,7 @@ from bilens.hub import IN_FOLDER, hub_split, is_folder, named_folder
 from bilens.lazy_imports import datasets, lazy_import
 from bilens.memory import MemoryLimitError, check_memory
 from bilens.sections import Columns, Fact
-from bilens.settings import Between, Seed
+from bilens.settings import Seed
 
 # scikit-learn takes as long to import as torch, and the other data sets do not need it.
 bundled, model_selection = (
@@ -195,7 +193,6 @@ def load_images(name: str, data_dir: str | Path | None = None, seed: Seed = 0) -
 
     - "digits": 8x8, with scikit-learn.
     - "mnist" and "fashion-mnist": 28x28.
-    - "modular-59": 2x59, or another number; see `modular_addition`.
     - the path of a folder with the four IDX files of MNIST, for images of any size. Its classes
       are called "0" up to its largest label.
     - the path of a folder with a sub-folder of pictures for each class, as in torchvision's
@@ -214,8 +211,8 @@ def load_images(name: str, data_dir: str | Path | None = None, seed: Seed = 0) -
             of the hub, or its parent if it has the data set's name (or MNIST/raw,
             FashionMNIST/raw). By default the environment variable BILENS_DATA; if that is unset
             or empty too, the Hugging Face hub.
-        seed: Seed of the split, 80 % for training, for data sets without a fixed split: digits,
-            modular addition, and class folders without `train` and `test`.
+        seed: Seed of the split, 80 % for training, for data sets without a fixed split: digits, and
+            class folders without `train` and `test`.
 
     Returns:
         The data on the CPU. Bytes are divided by 255, the 17 grey levels of digits by 16, levels of
@@ -237,7 +234,7 @@ def load_images(name: str, data_dir: str | Path | None = None, seed: Seed = 0) -
 
 def is_known_images(name: str) -> bool:
     """Return whether a name is that of a data set, which goes before a folder of this name."""
-    return name in KNOWN or re.fullmatch(r"digits|modular-\d{1,9}|hub:.*", name) is not None
+    return name in KNOWN or name == "digits" or name.startswith("hub:")
 
 
 def _is_own(name: str) -> bool:
@@ -248,8 +245,6 @@ def _is_own(name: str) -> bool:
 def _read(name: str, folder: Path | None, seed: int) -> ImageData:
     if name == "digits":
         return _digits(seed)
-    if modulus := re.fullmatch(r"modular-(\d{1,9})", name):
-        return modular_addition(int(modulus[1]), seed)
     if name in KNOWN:
         class_names, repository, usual = KNOWN[name]
         if folder is None:
@@ -265,8 +260,8 @@ def _read(name: str, folder: Path | None, seed: int) -> ImageData:
             f"{name} is a file, expected a folder of IDX files or of class folders{REMEDY}"
         )
     raise DataError(
-        f"name={name!r}, expected digits, {', '.join(KNOWN)}, modular-59, hub:owner/name or the "
-        "path of a folder of IDX files or of class folders with images"
+        f"name={name!r}, expected digits, {', '.join(KNOWN)}, hub:owner/name or the path of a "
+        "folder of IDX files or of class folders with images"
     )
 
 
@@ -603,36 +598,6 @@ def _digits(seed: int) -> ImageData:
     options = {"test_size": 0.2, "random_state": seed, "stratify": labels}
     parts = model_selection.train_test_split(images, labels, **options)
     return _assembled("digits", [parts[i] for i in (0, 2, 1, 3)], tuple("0123456789"), white=16)
-
-
-@checked
-def modular_addition(p: Annotated[int, Between(1, 256)], seed: Seed = 0) -> ImageData:
-    """All pairs (a, b) with a + b mod p as the class; 80 % of them for training.
-
-    An image has two rows of p pixels. Pixel a is white in the first row, pixel b in the second. The
-    functions that separate the classes are known: sums over frequencies w of
-    cos(2 pi w (a + b - c) / p).
-
-    Args:
-        p: the modulus, up to 256.
-        seed: seed of the split.
-
-    Source: Nanda et al. 2023, "Progress measures for grokking via mechanistic interpretability",
-    arXiv:2301.05217.
-    """
-    a, b = torch.arange(p).repeat_interleave(p), torch.arange(p).repeat(p)
-    images, sums = torch.cat([one_hot(a, p), one_hot(b, p)], dim=1).float(), (a + b) % p
-    order = torch.randperm(p * p, generator=torch.Generator().manual_seed(int(seed)))
-    train, test = order.tensor_split([round(TRAIN_SHARE * p * p)])
-    return ImageData(
-        name=f"modular-{p}",
-        train_images=images[train],
-        train_labels=sums[train],
-        test_images=images[test],
-        test_labels=sums[test],
-        shape=(2, p),
-        class_names=tuple(map(str, range(p))),
-    )
 
 
 def read_idx(path: Path) -> UInt8[np.ndarray, "..."]:

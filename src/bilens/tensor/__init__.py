@@ -3,7 +3,6 @@
 from bilens.tensor.bilinear import BilinearTensor, TensorSVD
 from bilens.tensor.chain import Cut, Products, TensorChain
 from bilens.tensor.chain_bonds import Bonds, bonds
-from bilens.tensor.expectation import expected_cosine
 from bilens.tensor.factored import FactoredMatrix
 from bilens.tensor.factors import with_constant
 from bilens.tensor.features import Dictionary, Features, cluster
@@ -29,7 +28,6 @@ __all__ = [
     "bonds",
     "cluster",
     "decompile",
-    "expected_cosine",
     "function_bonds",
     "with_constant",
 ]
