@@ -52,6 +52,7 @@ BRIEF = ("train images", "ngrams", "flow", "flow viewer", "process", "report")
 SILENT = ("doctor", "cite")
 READINGS = ("ngrams", "heads", "contexts", "flow")  # the other analyses share their writers
 FILES = ("report", *READINGS)  # all others write a folder
+BEFORE = '<meta name="generator" content="bilens">before'
 
 
 @pytest.fixture(scope="module")
@@ -101,18 +102,34 @@ def test_no_output_overwrites_what_another_option_names(words, capsys):
     assert not Path(words[-1]).exists() or words[-1].endswith(".tsv")
 
 
+PAGES = dict.fromkeys((*FILES, "graph"), "page.html")
+PAGES |= {"flow-table": "out/table.html", "reproduce": "out/fig3.html"}
+"""What writes pages, but for demo, which calls the others."""
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_of_others_is_left_alone(name, capsys):
+    page = Path(PAGES[name])
+    page.parent.mkdir(exist_ok=True)
+    page.write_text("<p>mine")
+    output = page.parent if page.parent.name else page
+    message = f"error: {page} exists, and bilens did not write it"
+    assert refusal(capsys, *WRITERS[name], output).startswith(message)
+    assert page.read_text() == "<p>mine"
+
+
 @pytest.mark.parametrize("name", nightly([name for name in WRITERS if name not in LONG], BRIEF))
 def test_the_target_of_a_link_is_written(name):
     Path("elsewhere").mkdir()
     link, target = Path("link.html"), Path("elsewhere") / "target.html"
     if name in FILES:
-        target.write_text("before")
+        target.write_text(BEFORE)
     elif name != "explore":  # a Space goes into a new folder only
         target.mkdir()
     link.symlink_to(target)
     main([*WRITERS[name], "link.html"])
     assert link.is_symlink()
-    assert target.read_text() != "before" if name in FILES else any(target.iterdir())
+    assert target.read_text() != BEFORE if name in FILES else any(target.iterdir())
 
 
 def test_a_file_of_a_folder_may_be_a_link_and_no_pipe(capsys):

@@ -126,6 +126,7 @@ def test_a_default_place_with_files_of_others_is_left_alone(tmp_path, capsys):
 )
 def test_what_others_have_beside_a_page_is_left_alone(command, name, tmp_path, capsys):
     (tmp_path / name).mkdir()
+    (tmp_path / "page.html").touch()  # by the shell, for what goes to standard output
     (tmp_path / name / "notes.txt").write_text("mine")
     message = refusal(capsys, *command.split(), "--output", "page.html")
     assert f"{name} exists, and bilens did not write it" in message

@@ -9,7 +9,7 @@ from scipy import stats
 
 import bilens
 from bilens.images import accurate_ranks, classifier_bonds, classifier_function_bonds, read_bonds
-from bilens.images.bonds import BondReading
+from bilens.images.bonds import BondReading, as_sum
 from bilens.images.cuts import chosen_edges
 from bilens.images.fidelity import (
     clopper_pearson,
@@ -82,6 +82,18 @@ def test_what_images_cannot_promise_is_said(n, drop, caplog):
     few = replace(data, train_images=data.train_images[:n], train_labels=data.train_labels[:n])
     assert accurate_ranks(function, few, drop) == tuple(bond.k for bond in function.bonds)
     assert "can promise no loss below" in caplog.text
+
+
+def test_what_is_said_of_few_images_is_said_once_and_no_cut_twice(caplog):
+    data, model = digits(), digit_model(n_layers=2)
+    few = replace(data, train_images=data.train_images[:40], train_labels=data.train_labels[:40])
+    readings = [read_bonds(model, few), read_bonds(model, data, drop=0.02)]
+    assert len(caplog.records) == 1
+    whole, small = ([*zip(*x.accuracies().values(), strict=True)] for x in readings)
+    for rows in (whole, small):
+        assert len({row[1:] for row in rows}) == len(rows)
+    assert whole[-1][0] == readings[0].by_rank[-1][0]
+    assert small[-1][0] == as_sum(readings[1].cut.ranks)
 
 
 def test_a_promised_cut_is_checked_on_images_that_did_not_choose_it():

@@ -131,12 +131,18 @@ def is_own(path: Path) -> bool:
     return False
 
 
-def check_own(path: Path, page: Path | None = None) -> None:
-    """Raise unless a path that nobody named is new, an empty folder, or was written by bilens.
+def is_empty(path: Path) -> bool:
+    """Return True for a file that is not there, or holds nothing."""
+    return not path.exists() or (path.is_file() and not path.stat().st_size)
 
-    `page` is the page that the path belongs to, if it lies beside one, which says who wrote it.
+
+def check_own(path: Path, page: Path | None = None) -> None:
+    """Raise unless a page, or a path that nobody named, is new, empty, or was written by bilens.
+
+    `page` is the page that the path belongs to, if it lies beside one, which says who wrote it. A
+    shell makes the file that standard output goes to before anything runs.
     """
-    is_free = not any(path.iterdir()) if path.is_dir() else not path.exists()
+    is_free = not any(path.iterdir()) if path.is_dir() else is_empty(path)
     if not is_free and not ((page or path).exists() and is_own(page or path)):
         raise BilensError(
             f"{path} exists, and bilens did not write it; move it, or choose another --output"

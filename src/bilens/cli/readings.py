@@ -205,6 +205,7 @@ def _targets(output: Path | None, settings: Mapping[str, Any]) -> list[tuple[str
             of_one = f"{flag_of(name)} is of the graph of a single flow"
             raise BilensError(f"{of_one}; leave it out beside --answer and --generate")
     if output is not None and output.suffix == ".html":
+        check_own(output)
         check_own(output.with_suffix(".json"), output)
     return targets
 
@@ -294,6 +295,9 @@ def flow_table(
         output: folder for the rows, in the folder rows, and for table.html and table.json.
         low_memory: leave the weights in their files and read those of a layer when it is worked on.
     """
+    check_own(output / "table.html")
+    check_own(output / "table.json", output / "table.html")
+
     from bilens.flows import flow_table as read
     from bilens.models import load
     from bilens.progress import is_first_process

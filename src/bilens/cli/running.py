@@ -137,6 +137,7 @@ def report(
     folder = Path(model)
     inside, outside = folder / "report.html", Path("runs") / f"report-{folder.stem}.html"
     page = own_place(output, inside if folder.is_dir() else outside)
+    check_own(page)
     if figures:
         check_own(page.parent / "figures", page)
     check_once([entry for name in add for entry in find_analyses(name)])
@@ -229,12 +230,13 @@ def graph(
         figure: file to also draw the picture to: a name that ends in .png, .svg or .pdf.
         save_graph: file to write the graph with its pins to.
     """
+    if output is not None and output.suffix == ".html":
+        check_own(output)
+        check_own(output.with_suffix(".json"), output)
+
     from bilens.figures.sheet import save_figure
-    from bilens.files import check_target
     from bilens.flows import load_graph
 
-    for path in filter(None, (output, figure, save_graph)):
-        check_target(path)
     opened = load_graph(file).pin(*pin)
     show_reading(opened)
     if output is not None:
@@ -409,6 +411,7 @@ def reproduce(
         return {"recipes": recipes()}
     if recipe not in recipes():
         raise BilensError(f"recipe={recipe!r}, expected one of {', '.join(recipes())}")
+    check_own(output / f"{recipe}.html")
     if str(FOLDER.parent) not in sys.path:
         sys.path.insert(0, str(FOLDER.parent))
     running = importlib.import_module("experiments.running")

@@ -18,6 +18,7 @@ from bilens.images.cuts import CutReading
 from bilens.images.fidelity import (
     HeldOut,
     accurate_ranks,
+    can_promise,
     full_cut,
     held_out,
     product_accuracies,
@@ -113,12 +114,16 @@ class BondReading(Reading):
         return ImageClassifier.from_cut(self.cut, config)
 
     def accuracies(self) -> Columns:
-        """Return the accuracy of uniform cuts, and of the smallest cut in the last row."""
+        """Return the accuracy of uniform cuts, and of the smallest cut unless it is one of them."""
         rows: list[tuple[int | str, float]] = [(k, share) for k, share, _ in self.by_rank]
-        rows.append((as_sum(self.cut.ranks), self.held_out.accuracy))
+        errors = [error for _, _, error in self.by_rank]
+        widths = [bond.k for bond in self.bonds.bonds]
+        uniform = [tuple(min(k, width) for width in widths) for k, _, _ in self.by_rank]
+        if self.cut.ranks not in uniform:
+            # Measured on the same images.
+            rows.append((as_sum(self.cut.ranks), self.held_out.accuracy))
+            errors.append(self.held_out.error)
         columns = chain.accuracy_columns("directions at each bond", rows, self.accuracy)
-        # The last row is the smallest cut, measured on the same images.
-        errors = [*(error for _, _, error in self.by_rank), self.held_out.error]
         return {**columns, "error of the logits": errors}
 
     @property
@@ -244,7 +249,9 @@ def read_bonds(
         "tree": classifier_bonds(model, data, metric),
         "function": classifier_function_bonds(model, data, metric),
     }
-    ranks = {kind: accurate_ranks(bonds_of[kind], data, drop) for kind in bonds_of}
+    ranks = {kind: tuple(bond.k for bond in found.bonds) for kind, found in bonds_of.items()}
+    if can_promise(data, drop):  # of both kinds or of none
+        ranks = {kind: accurate_ranks(found, data, drop) for kind, found in bonds_of.items()}
     # Neither needs fewer on every model: the tree is exact, but its leaves are independent inputs.
     kind = min(bonds_of, key=lambda name: sum(ranks[name]))
     cut_reading = CutReading.of(bonds_of[kind].cut(ranks[kind]), data)

@@ -212,6 +212,31 @@ def promised(
     return last
 
 
+def can_promise(data: ImageData, drop: float) -> bool:
+    """Return whether images are enough to promise a loss of any cut; a warning says if not."""
+    n = len(data.train_images[_spaced(data)])
+    if n < 4:
+        raise BilensError(
+            f"data has {n} training images, expected at least 4: one for the search of "
+            "directions, and three for the check"
+        )
+    checks = n - math.ceil(n / 4)
+    if (least := loss_bound(0, 0, checks)) > drop:
+        logger.warning(
+            "all directions are kept, since %d images can promise no loss below %.3g, and %g is "
+            "asked for; name a larger drop, or take more images",
+            checks,
+            least,
+            drop,
+        )
+    return least <= drop
+
+
+def _spaced(data: ImageData) -> slice:
+    """Return some 30,000 training images, evenly spaced, since they may be sorted by class."""
+    return slice(None, None, max(1, len(data.train_images) // 30_000))
+
+
 @checked
 def accurate_ranks(model_bonds: Bonds, data: ImageData, drop: Share = 0.01) -> tuple[int, ...]:
     """Find few directions that lose at most `drop` of the model's accuracy.
@@ -223,25 +248,11 @@ def accurate_ranks(model_bonds: Bonds, data: ImageData, drop: Share = 0.01) -> t
     to promise that loss of any cut, all directions are returned, and a warning says so.
     """
     full = tuple(bond.k for bond in model_bonds.bonds)
-    # Evenly spaced, since images may be sorted by class.
-    spaced = slice(None, None, max(1, len(data.train_images) // 30_000))
-    x, labels = data.train_images[spaced], data.train_labels[spaced]
-    if len(x) < 4:
-        raise BilensError(
-            f"data has {len(x)} training images, expected at least 4: one for the search of "
-            "directions, and three for the check"
-        )
+    if not can_promise(data, drop):
+        return full
+    x, labels = data.train_images[_spaced(data)], data.train_labels[_spaced(data)]
     searched = torch.arange(len(x)) % 4 == 0
     checks = int((~searched).sum())
-    if (least := loss_bound(0, 0, checks)) > drop:
-        logger.warning(
-            "drop=%g: all directions are kept, since %d images can promise no loss below %.3g; "
-            "name a larger drop, or take more images",
-            drop,
-            checks,
-            least,
-        )
-        return full
     # The input coordinates of every cut are the first of these, so they are computed once. Single
     # precision decides the same images within rounding, in half the time.
     z = model_bonds.cut(full).coordinates(x)[0].float()
