@@ -251,12 +251,7 @@ def patched(model: ResidualModel, parts: Sequence[str], against: str | Tensor) -
     before: list[tuple[nn.Module, Callable[..., Any]]] = [(model.model, begin)]
     after: list[tuple[nn.Module, Callable[..., Any]]] = [(model.model, end)]
     for address in parts:
-        part = Part.parse(address, model)
-        if part.position is not None and part.position >= time:
-            raise BilensError(
-                f"parts: {address} has the position {part.position}, expected one of the {time} "
-                "tokens of against, counted from 0"
-            )
+        part = _part_within(address, model, time)
         ((site, function),) = exchanged(part._replace(position=None), other)
         exchange = partial(_at_start, function, part.position, time, is_start, starts)
         before.append((model.places.layers[site.layer].module, count))
@@ -313,6 +308,17 @@ def exchanged_each(
 
 
 @torch.no_grad()
+def _part_within(address: str, model: ResidualModel, time: int) -> Part:
+    """Return the part of an address, whose position is one of `time` tokens."""
+    part = Part.parse(address, model)
+    if part.position is not None and part.position >= time:
+        raise BilensError(
+            f"parts: {address} has the position {part.position}, expected one of the {time} "
+            "tokens of against, counted from 0"
+        )
+    return part
+
+
 def patched_effects(passes: tuple[Pass, Pass], number: Number) -> Effects:
     """Return the effects of all heads and MLPs on a number of a text, in both directions."""
     model, effects = passes[0].model, []

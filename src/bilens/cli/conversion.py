@@ -175,16 +175,13 @@ def linearise(
 ) -> dict[str, Any] | None:
     """Make the gates of a pretrained gated model linear, so that its layers are bilinear.
 
-    Each gate becomes the line nearest to it on a text, and each down map is fitted to the
-    layer's output. This is done in closed form, layer by layer. Prints the loss with only one layer
-    linear at a time and with all of them. It is the first stage of `bilens tensorise`.
+    Gates become their nearest lines on a text, and down maps are fitted to outputs, in closed form.
 
         bilens linearise HuggingFaceTB/SmolLM2-135M --data stories.txt --budget 0.1
 
     Args:
         data: tinystories, or a text, parquet or jsonl file, or a folder of them.
-        output: folder for the model; by default runs/linear-NAME. Layers that have learned are in
-            its folder stages.
+        output: folder for the model and its stages; by default runs/linear-NAME.
         layers: which layers, by their numbers; all by default.
         budget: most nats a token that the loss may rise; layers that cost most are left gated.
         steps: of Adam, by which each layer then learns, by itself, to return its former output.
@@ -220,10 +217,9 @@ def linearise(
         ready=lambda opened: lines.gated_layers(opened, layers, budget),
     )
     texts = _first_tokens(tensorise.interleaved(learned), tokens, length)
-    of_model = {"layers": layers, "budget": budget, "model": shape_of(opened.config)}
-    original = stages.sharing_copy(opened)
-    measurements = tensorise.Measurements(output, original, measured)
-    record = asdict(distillation) | of_model
+    measurements = tensorise.Measurements(output, stages.sharing_copy(opened), measured)
+    record = {**asdict(distillation), "layers": layers, "budget": budget}
+    record["model"] = shape_of(opened.config)
     with stages.open_stages(output, record, texts, resume=resume) as folder:
         measurements.add("original", opened)
         linearised = lines.linearise(

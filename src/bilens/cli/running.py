@@ -123,9 +123,8 @@ def report(
         layer: (language) number of the layer whose heads and MLP are read, from 0; by default 0 if
             its MLP is a tensor, or else none.
         among: (language) read heads of this many tokens, the first of the vocabulary.
-        prompt: (language) the text whose flow the page begins with, and that of readings that need
-            one; by default a sentence of English that the model answers, or the held-out text of
-            the largest margin.
+        prompt: (language) the text whose flow the page begins with; by default a sentence that the
+            model answers, or the held-out text of the largest margin.
         against: (language) a second text of as many tokens; the page asks why the token is likelier
             after the first. By default a held-out text.
     """
