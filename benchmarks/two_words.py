@@ -44,6 +44,7 @@ TASKS = {
         "I think that the {a} behind the {b}",
     ),
 }
+PLACES = {"word 2": "second word", "between": "places between"}
 FIGURE = 24
 """Questions of the figure."""
 GOOD = (0.9, 1.15)
@@ -100,8 +101,9 @@ def of_task(model: Any, task: str) -> list[Row]:
             Row(f"{claim}seconds of the whole call", seconds, unit="s"),
         ]
         for stage in answer.stages:
-            where = f"{stage.kind} {stage.first}-{stage.last}, {stage.role}"
-            rows.append(Row(f"{claim}f without {where}", stage.without))
+            where = f"{stage.kind} at the {PLACES.get(stage.role, stage.role)}"
+            layers = {"first layer": stage.first, "last layer": stage.last}
+            rows.append(Row(f"{claim}f without {where}", stage.without, baselines=layers))
         print(*rows, sep="\n", flush=True)
     return rows
 

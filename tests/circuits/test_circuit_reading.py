@@ -86,7 +86,7 @@ def test_a_circuit_says_in_how_many_questions_its_answer_is_ahead(view, right):
         # One token is subtracted: the answer is ahead if the number is above 0.
         count += one.ends[1] + (rise if one.change > 0 else -rise) > 0
     assert found.measured.right == count
-    assert f", of which they answer {count}." in sentence(reading)
+    assert f", and answer {count}." in sentence(reading)
     vector = view.direction("t5", minus="t6")
     asked = [replace(q, token="", minus=(), vector=vector) for q in MANY]
     reading = circuit(view, asked)
@@ -161,9 +161,9 @@ def test_a_second_run_without_a_text_has_a_name(view):
         ([0], "of the change on this question"),
         ([0] * 8, "Left out: 7 repeated questions."),
         ([0] * 8, "of the change on this question"),
-        ([0, 1, 2] * 2, "of the change on 1 other question (too few for an interval)"),
-        (range(8), "on 4 other questions (too few for an interval)"),
-        (range(10), "on 5 other questions, of which"),
+        ([0, 1, 2] * 2, "of the change on 1 held-out question (too few for an interval)"),
+        (range(8), "on 4 held-out questions (too few for an interval)"),
+        (range(10), "on 5 held-out questions, and answer"),
     ],
 )
 def test_what_finds_does_not_measure(view, right, numbers, said):

@@ -289,11 +289,12 @@ def test_a_reading_has_stages_cuts_and_all_questions(view, templates, reading):
     assert titles[-1] == "Questions"
     text = reading.text(answer)
     assert text.startswith(
-        f"Over {len(both)} questions the logit of the answer minus that of the others is "
+        f"Over {len(both)} questions the logit of the answer minus that of the other one is "
     )
-    assert f"{len(found.stages)} stages restore {found.measured.restored}" in text
+    assert f"{len(found.stages)} stages alone restore {found.measured.restored}" in text
     inside, every = found.inside
-    assert f"In them are {inside} of {every} parts and places." in text
+    assert f"They hold {inside} of {every} heads and MLPs, counted at each kind of place" in text
+    assert ("so that they say little" in text) == (2 * inside > every)
     assert text.endswith(("nothing is there.", "not told apart."))
 
 
@@ -325,7 +326,7 @@ def test_large_changes_are_worth_explaining():
     view = view_of(n_layers=2)
     view.model.unembed.weight.mul_(100)
     assert (
-        "little"
+        "there is little to explain"
         not in circuit(view, answered(view, questions("", SENTENCES["short"]))).facts()[0][1]
     )
 
@@ -342,12 +343,12 @@ def test_options_of_parts_are_refused_for_stages(view):
 def test_the_answer_says_where_the_change_stands_and_how_wide_it_is():
     cuts = Cuts(True, 20, 26, (1.01, 0.99), {}, {}, {}, 1, {1: 1.02})
     stands, width = cuts_said(cuts, {"end": ("are", "is")})
-    assert "at the word until layer 20 (1.01), and at the end from layer 26 (0.99)." in stands
+    assert "until layer 20 (1.01), that at the end alone from layer 26 (0.99)." in stands
     assert "one direction of the stream at each restores 1.02; at the end it raises are," in width
     spread = replace(cuts, since=None, at=(1.01, None), width=None, through={16: 0.7})
     stands, width = cuts_said(spread, {})
     assert "spread over positions" in stands
-    assert width == "Content: 16 directions at both restore 0.70."
+    assert width == "Even 16 directions of the stream at both restore 0.70 only."
     assert "nothing has to move" in cuts_said(replace(cuts, apart=False), {})[0]
 
 

@@ -137,7 +137,8 @@ def premise(asked: Sequence[Asked], cases: Sequence[Case]) -> str:
     lows = sum(min(case.ends) for case in cases) / len(cases)
     text = (
         f"Over {len(cases)} questions the {target} of the answer{_beside(cases)} is "
-        f"{signed(highs)} after one text and {signed(lows)} after the other, on average{little}."
+        f"{signed(highs, '#.3g')} after one text and {signed(lows, '#.3g')} after the other, "
+        f"on average{little}."
     )
     return _with_left_out(text, asked)
 
@@ -145,7 +146,9 @@ def premise(asked: Sequence[Asked], cases: Sequence[Case]) -> str:
 def _beside(cases: Sequence[Case]) -> str:
     """Return what is subtracted from the number of the answer, in words."""
     subtract = [bool(case.question.minus) for case in cases]
-    return " minus that of the others" if all(subtract) else ""
+    single = all(len(case.question.minus) == 1 for case in cases)
+    other = "the other one" if single else "the others"
+    return f" minus that of {other}" if all(subtract) else ""
 
 
 def _with_left_out(text: str, asked: Sequence[Asked]) -> str:

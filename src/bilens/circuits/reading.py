@@ -92,7 +92,7 @@ class CircuitReading(Reading):
     has_plain_fields: ClassVar[bool] = True
     formats: ClassVar[dict[str, str]] = {
         **dict.fromkeys(("noising", "denoising"), "+.0%"),
-        **dict.fromkeys(("restored", "low", "high", "left", "closeness", "without it"), "z.0%"),
+        **dict.fromkeys(("restored", "low", "high", "left", "others restore"), "z.0%"),
         **dict.fromkeys(("mean change", "after the first text", "after the second"), ".3g"),
     }
 
@@ -162,7 +162,8 @@ class CircuitReading(Reading):
                     heads = ", ".join(f"{name} ({f:z.2f})" for name, f in stage.strongest)
                     place = (stage.kind, stage.role, stage.first, stage.last)
                     rows.append((one.task, *place, stage.without, heads))
-            names = ["task", "stage", "at", "first", "last", "without it", "strongest (alone)"]
+            names = ["task", "stage", "at", "first", "last", "others restore"]
+            names.append("one head in its place")
         else:
             for circuit in self.circuits:
                 assert isinstance(circuit, Circuit)
@@ -364,22 +365,23 @@ def _restored(measured: Measured, *, alone: bool) -> str:
     count = measured.questions
     if alone:
         return f"{measured.restored} of the change on this question"
-    text = f"{measured.restored} of the change on {counted(count, 'other question')}"
+    text = f"{measured.restored} of the change on {counted(count, 'held-out question')}"
     if count < LEAST:
         text += " (too few for an interval)"
     elif measured.restored.low is None:
         text += " (whose changes differ too much for an interval)"
     if measured.right is not None:
-        text += f", of which they answer {measured.right}"
+        text += f", and answer {measured.right}"
     return text
 
 
 def _stages_said(found: Stages, restored: str) -> list[str]:
     inside, every = found.inside
+    much = ", most of the model, so that they say little" if 2 * inside > every else ""
     return [
-        f"{counted(found.size, 'stage')} restore {restored}; "
-        f"{found.measured.left.value:z.0%} is left without them.",
-        f"In them are {inside:,} of {every:,} parts and places.",
+        f"{counted(found.size, 'stage')} alone restore {restored}; "
+        f"without them {found.measured.left.value:z.0%} is left.",
+        f"They hold {inside:,} of {every:,} heads and MLPs, counted at each kind of place{much}.",
     ]
 
 
@@ -390,22 +392,25 @@ def cuts_said(cuts: Cuts, named: Mapping[str, tuple[str, str]]) -> list[str]:
     if not cuts.apart:
         sentences.append("The word is the end, so that nothing has to move.")
     else:
-        text = f"The change stands at the word until layer {cuts.until} ({at:z.2f})"
+        text = (
+            f"The stream at the word alone carries the change until layer {cuts.until} ({at:z.2f})"
+        )
         if at_end is None:
-            text += ", and nowhere at the end alone: it is spread over positions"
+            text += ", that at the end alone before no layer: it is spread over positions"
         else:
-            text += f", and at the end from layer {cuts.since} ({at_end:z.2f})"
+            text += f", that at the end alone from layer {cuts.since} ({at_end:z.2f})"
         sentences.append(f"{text}.")
     count, f = max(cuts.through), cuts.through[max(cuts.through)]
     if cuts.width is None:
-        sentences.append(f"Content: {count} directions at both restore {f:z.2f}.")
+        sentences.append(f"Even {count} directions of the stream at both restore {f:z.2f} only.")
     elif cuts.width == 1:
         text = f"A property: one direction of the stream at each restores {f:z.2f}"
         for place, (raised, lowered) in named.items():
             text += f"; at the {place} it raises {raised}, and lowers {lowered}"
         sentences.append(f"{text}.")
     else:
-        sentences.append(f"Content: {cuts.width} directions at each restore {f:z.2f}.")
+        text = f"Content: {cuts.width} directions of the stream at each restore {f:z.2f}"
+        sentences.append(f"{text}, and fewer do not.")
     return sentences
 
 
@@ -420,6 +425,6 @@ def _of_the_others(answer: Answer) -> str:
     """Return what is found on all templates but one, and restores on it, in words."""
     shares = {name: one.measured.restored.value for name, one in answer.left_out.items()}
     told = ", ".join(f"{f:z.2f} ({name or 'without a name'})" for name, f in shares.items())
-    text = f"Found without one template, they restore on it: {told}"
+    text = f"Found without a template, they restore on it: {told}"
     low = [name for name, f in shares.items() if f < GOOD]
-    return f"{text}; less than {GOOD} of {' and '.join(low)}." if low else f"{text}."
+    return f"{text}; below {GOOD} on {' and '.join(low)}." if low else f"{text}."

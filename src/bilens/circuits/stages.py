@@ -57,7 +57,7 @@ class StageOfLayers:
         last: the last one.
         without: f of all other stages, on questions that measure.
         strongest: of its heads, those with the largest scores, and f with each as the only head of
-            this stage. Single heads often restore more than the whole.
+            this stage, the largest first. Single heads often restore more than the whole.
     """
 
     kind: Kind
@@ -317,6 +317,7 @@ def measured_stages(
     named: dict[Row, list[tuple[str, float]]] = {row: [] for row in rows}
     for (row, name), f in zip(alone, shares[len(rows) :], strict=True):
         named[row].append((name, f))
+        named[row].sort(key=lambda head: -head[1])
     stages = [
         StageOfLayers(row.kind, row.role, *ranges[row], f, tuple(named[row]))
         for row, f in zip(rows, shares, strict=False)

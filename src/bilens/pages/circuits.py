@@ -23,9 +23,9 @@ from bilens.sections import Picture, Section, Table
 STAGES = (
     "A stage is all heads, or all MLPs, of a range of layers at the places of one role: at the "
     "word where the texts differ, at the end, or between. What differs after tokens that are the "
-    "same again is word 2. “Without it” is the share that the other stages restore. Of its heads "
-    "the strongest stand beside it, with the share that is restored if each is the only head of "
-    "its stage; that may be more than with all. Stages are the path of the change and not of one "
+    "same again is word 2. Beside each stage stand the share that the other stages restore, and "
+    "those of its heads with the largest gradients: what is restored with each as the only head of "
+    "the stage, which may be more than with all. Stages are the path of the change and not of one "
     "answer: other tasks share them."
 )
 PARTS = (
@@ -60,7 +60,8 @@ def circuit_sections(reading: CircuitReading) -> list[Section]:
         if circuit.left_out:
             text = (
                 "Each row is what the other templates find where one is left out, on the questions "
-                "of that one. *Closeness* is 1 minus the mean of |1 - share| over single questions."
+                "of that one: the share restored by it alone, the share left without it, and how "
+                "many questions it answers."
             )
             add(f"Templates{of_task}", text, _templates(circuit.left_out))
         if isinstance(circuit, Stages) and circuit.cuts is not None and circuit.cuts.apart:
@@ -68,7 +69,12 @@ def circuit_sections(reading: CircuitReading) -> list[Section]:
                 "The share that is restored when only the stream at one role passes before a "
                 "layer, on the questions that decide; of each template."
             )
-            add(f"Where it stands{of_task}", text, _curves_of(circuit.cuts, circuit), folds=True)
+            add(
+                f"Stream at one place alone{of_task}",
+                text,
+                _curves_of(circuit.cuts, circuit),
+                folds=True,
+            )
         text = (
             "What each question is for, its number after both texts, and the share of its change "
             "that is restored."
@@ -127,9 +133,11 @@ def _templates(circuits: Mapping[str, Answer]) -> pd.DataFrame:
             found: Any = "; ".join(map(str, one.stages))
         else:
             found = f"{one.size} parts{', none holds' * (not one.holds)}"
-        numbers = {"restored": x.restored.value, "left": x.left.value, "closeness": x.closeness}
+        numbers = {"restored": x.restored.value, "left": x.left.value}
         right = "" if x.right is None else f"{x.right} of {x.questions}"
-        rows.append({"without": template, "found": found, **numbers, "answered": right})
+        rows.append(
+            {"left out": template, "found by the others": found, **numbers, "answered": right}
+        )
     return pd.DataFrame(rows)
 
 

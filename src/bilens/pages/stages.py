@@ -10,8 +10,8 @@ from bilens.figures.sheet import BLUE, GREY, INK, LINE, PIXEL, RED, Figure, empt
 
 LETTERS, LETTER = 10, 6.5
 """Pixels of the smallest letters, at every width, and about as wide as one of them is."""
-BESIDE, ABOVE, BELOW, HIGH = 88, 8, 46, 34
-"""Pixels left of the axes, between title and axes, below them, and of a row."""
+BESIDE, ABOVE, BELOW, HIGH = 88, 8, 36, 34
+"""Pixels left of the axes, between title and axes, below them without the key, and of a row."""
 
 
 @styled
@@ -27,16 +27,19 @@ def stages_figure(
     share = f"{len(found.stages)} stages restore {restored:z.0%}; without them {left:z.0%} is left"
     lines = wrap(title, int(width / 8.2))
     told = wrap(" · ".join(filter(None, [share, model])), int(width / 5.6))
-    above = ABOVE + 16 * len(lines) + 14 * len(told)
+    key = wrap(_key(found), int(width / 5.6))
+    above, below = ABOVE + 16 * len(lines) + 14 * len(told), BELOW + 14 * len(key)
     inner = HIGH * len(rows)
-    figure = empty_figure(width, above + inner + BELOW, title=title, alt=f"{title} {share}")
-    height = above + inner + BELOW
+    height = above + inner + below
+    figure = empty_figure(width, height, title=title, alt=f"{title} {share}")
     look: dict[str, Any] = {"va": "top", "linespacing": 1.2}
     x = 4 / width
     figure.text(x, 1 - 4 / height, "\n".join(lines), size=12 * PIXEL, weight="bold", **look)
     under = 1 - (6 + 16 * len(lines)) / height
     figure.text(x, under, "\n".join(told), size=LETTERS * PIXEL, **look)
-    place = (BESIDE / width, BELOW / height, 1 - (BESIDE + 10) / width, inner / height)
+    look["va"] = "bottom"
+    figure.text(x, 4 / height, "\n".join(key), size=LETTERS * PIXEL, color=GREY, **look)
+    place = (BESIDE / width, below / height, 1 - (BESIDE + 10) / width, inner / height)
     axes = figure.add_axes(place, xlim=(-0.7, n_layers - 0.3), ylim=(len(rows), 0))
     axes.set_yticks([i + 0.5 for i in range(len(rows))], [_name(row) for row in rows])
     step = max(1, -(-n_layers // 8))
@@ -49,6 +52,20 @@ def stages_figure(
     _draw_stages(axes, found, rows, width - BESIDE - 10)
     _draw_cuts(axes, found, rows)
     return figure
+
+
+def _key(found: Stages) -> str:
+    """Return what the marks of the picture say."""
+    said = ["without: what the other stages restore"]
+    if any(stage.strongest for stage in found.stages):
+        said.append("▼ head that restores most alone in its stage")
+    cuts = found.cuts
+    if cuts is not None and cuts.apart:
+        end = (
+            "the end alone before no layer" if cuts.since is None else f"the end from {cuts.since}"
+        )
+        said.append(f"dashed: the word alone carries it until layer {cuts.until}, {end}")
+    return " · ".join(said)
 
 
 def _rows(found: Stages) -> list[Row]:
@@ -108,8 +125,3 @@ def _draw_cuts(axes: Axes, found: Stages, rows: list[Row]) -> None:
             axes.vlines(
                 layer - 0.5, min(lines), max(lines) + 1, color=INK, linewidth=1, linestyle="--"
             )
-    end = "none at the end" if cuts.since is None else f"end from {cuts.since}"
-    ends = f"word until {cuts.until}, {end}"
-    axes.text(1, -0.02, f"dashed: {ends}", transform=axes.transAxes, ha="right", va="top",
-              size=LETTERS * PIXEL, color=GREY,
-              position=(1, -30 / (HIGH * len(rows))))  # fmt: skip
