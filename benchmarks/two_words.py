@@ -146,6 +146,7 @@ def main() -> None:
             settings={
                 "templates": {task: list(texts) for task, texts in TASKS.items()},
                 "questions of a template": len(NAMES) * len(STEPS),
+                "questions of the figure": FIGURE,
                 "good": list(GOOD),
             },
         )
