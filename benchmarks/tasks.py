@@ -30,7 +30,7 @@ def counted(
     rows = []
     for how in known:
         beside = {"before": before[how]} if before else {}
-        rows.append(Row(f"{what} done: {how}", counts[how], n=len(judged), baselines=beside))
+        rows.append(Row(f"{what}: {how}", counts[how], n=len(judged), baselines=beside))
     return rows
 
 
@@ -62,7 +62,7 @@ def rows_of(tasks: Sequence[Mapping[str, str]]) -> list[Row]:
     """Return the totals of the tasks."""
     first = sum(int(task["tries"]) == 1 for task in tasks)
     return [
-        *counted("tasks", tasks, BEFORE, [*BEFORE]),
+        *counted("tasks done", tasks, BEFORE, [*BEFORE]),
         Row("tasks that needed one try", first, n=len(tasks)),
         time_of("a task", tasks),
     ]

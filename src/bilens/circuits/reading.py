@@ -163,7 +163,7 @@ class CircuitReading(Reading):
                     place = (stage.kind, stage.role, stage.first, stage.last)
                     rows.append((one.task, *place, stage.without, heads))
             names = ["task", "stage", "at", "first", "last", "others restore"]
-            names.append("one head in its place")
+            names.append("as its only head")
         else:
             for circuit in self.circuits:
                 assert isinstance(circuit, Circuit)
@@ -396,13 +396,13 @@ def cuts_said(cuts: Cuts, named: Mapping[str, tuple[str, str]]) -> list[str]:
             f"The stream at the word alone carries the change until layer {cuts.until} ({at:z.2f})"
         )
         if at_end is None:
-            text += ", that at the end alone before no layer: it is spread over positions"
+            text += ", that at the end alone never: it is spread over positions"
         else:
             text += f", that at the end alone from layer {cuts.since} ({at_end:z.2f})"
         sentences.append(f"{text}.")
     count, f = max(cuts.through), cuts.through[max(cuts.through)]
     if cuts.width is None:
-        sentences.append(f"Even {count} directions of the stream at both restore {f:z.2f} only.")
+        sentences.append(f"Even {count} directions of the stream at each restore only {f:z.2f}.")
     elif cuts.width == 1:
         text = f"A property: one direction of the stream at each restores {f:z.2f}"
         for place, (raised, lowered) in named.items():

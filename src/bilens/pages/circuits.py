@@ -135,9 +135,7 @@ def _templates(circuits: Mapping[str, Answer]) -> pd.DataFrame:
             found = f"{one.size} parts{', none holds' * (not one.holds)}"
         numbers = {"restored": x.restored.value, "left": x.left.value}
         right = "" if x.right is None else f"{x.right} of {x.questions}"
-        rows.append(
-            {"left out": template, "found by the others": found, **numbers, "answered": right}
-        )
+        rows.append({"left out": template, "found by the others": found, **numbers, "right": right})
     return pd.DataFrame(rows)
 
 

@@ -58,12 +58,10 @@ def _key(found: Stages) -> str:
     """Return what the marks of the picture say."""
     said = ["without: what the other stages restore"]
     if any(stage.strongest for stage in found.stages):
-        said.append("▼ head that restores most alone in its stage")
+        said.append("▼ head that restores most as its only head")
     cuts = found.cuts
     if cuts is not None and cuts.apart:
-        end = (
-            "the end alone before no layer" if cuts.since is None else f"the end from {cuts.since}"
-        )
+        end = "the end alone never" if cuts.since is None else f"the end from {cuts.since}"
         said.append(f"dashed: the word alone carries it until layer {cuts.until}, {end}")
     return " · ".join(said)
 
