@@ -43,7 +43,7 @@ GROUPS = {
 }
 """Headings of the page, and the names of their files."""
 OF_THE_PROJECT = (
-    *("agreement", "cost", "families", "many", "odd_values", "size", "story"),
+    *("agreement", "cost", "families", "many", "size", "story"),
     *("products", "unseen_templates"),
 )
 """Files that the page leaves out: about the project itself, or with their numbers elsewhere."""

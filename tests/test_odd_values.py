@@ -4,18 +4,9 @@ from functools import cache
 
 import pytest
 import torch
-from benchmarks.odd_values import (
-    PLACED,
-    SKIPPED,
-    Fault,
-    World,
-    check,
-    functions,
-    outcome,
-    same_numbers,
-)
 
 from bilens.errors import BilensError
+from tests.odd_values import PLACED, SKIPPED, Fault, World, check, functions, outcome, same_numbers
 
 
 def test_every_public_function_is_called_or_says_why_not():
@@ -60,7 +51,7 @@ def test_a_few_functions_by_day(monkeypatch, tmp_path):
     names += ("proved_agreement", "head_outputs", "generate_text", "bilinear_attention")
     samples = world.samples()
     monkeypatch.setattr(world, "samples", lambda: {name: samples[name] for name in names})
-    monkeypatch.setattr("benchmarks.odd_values.METHODS", {})
+    monkeypatch.setattr("tests.odd_values.METHODS", {})
     n_functions, n_calls, found = check(world)
     assert (n_functions, n_calls > 200) == (len(names), True)
     assert found == list[Fault]()

@@ -28,13 +28,6 @@ def curve(losses, pace=0.5):
     return pd.DataFrame({"steps": steps, **took, "loss": losses})
 
 
-def test_each_goes_with_each():
-    result = variants(small_config(qk_norm=True), ["swiglu", "relu"], ["softmax", "bilinear"])
-    kinds = [(single.mlp, single.attention) for single in result]
-    assert kinds == [(m, a) for m in ("swiglu", "relu") for a in ("softmax", "bilinear")]
-    assert all(single.qk_norm for single in result)
-
-
 @settings(max_examples=6)
 @given(st.integers(40, 200), st.integers(1, 3), st.booleans())
 def test_equal_size_is_equal_to_half_a_hidden_unit(hidden, layers, bias):

@@ -70,11 +70,6 @@ def test_recipes_run_from_one_seed_or_say_why_not(name, monkeypatch, tmp_path):
     check_one_seed(name, BriefContext("small", Path("nowhere"), seeds=1), tmp_path)
 
 
-def test_the_layer_is_the_model_without_its_readout():
-    model, x = digit_model(), digits().test_images
-    assert torch.allclose(model.unembed(layer_tensor(model)(x)), model(x), atol=1e-3)
-
-
 def test_the_model_on_pixels_is_its_spectra():
     torch.manual_seed(0)
     model, x = PixelModel(64, 12, 10), digits().test_images[:50]
@@ -215,12 +210,3 @@ def test_the_curve_is_the_accuracy_of_cut_layers(shape, classes, at_once):
         assert math.isclose(curve.accuracy[k - 1], expected)
         cut = layer.change_basis(outputs=readout @ svd.truncate(k).projector())
         assert torch.allclose(cut(x), logits, atol=1e-5)
-
-
-def test_all_components_are_the_model():
-    model, tested = digit_model(), (digits().test_images, digits().test_labels)
-    layer = model.layers[0].tensor().change_basis(inputs=model.embed.weight)
-    curve = bottleneck_curve(layer.svd(), model.unembed.weight, *tested)
-    assert math.isclose(curve.full, model.accuracy(*tested))
-    assert curve.drop(1) > 0.3
-    assert curve.drop(20) < 0.01

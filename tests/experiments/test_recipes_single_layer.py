@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from experiments.context import Outcome, RecipeContext
-from experiments.curves import confidence_line, line_figure, picture_figure, spread_line
+from experiments.curves import confidence_line, line_figure, spread_line
 from experiments.fig2 import FOUR, on_fours, rank_of_most_active
 from experiments.fig3 import needed_under
 from experiments.fig4 import matches, positive_vectors, similarity_curves
@@ -190,16 +190,6 @@ def test_lines_and_their_bands():
     ends = axes.collections[0].get_datalim(axes.transData).extents
     assert ends.tolist() == [0, 2, 1, 10]
     assert (axes.get_yscale(), axes.get_ylim()) == ("log", (2, 20))
-
-
-def test_pictures_stand_in_their_rows():
-    vector = torch.arange(6.0)
-    rows = {"<a>": [(vector, "1"), (vector, "2")], "b": [(vector, "3")]}
-    figure = picture_figure(rows, (2, 3), title="t")
-    (axes,) = figure.axes
-    assert len(axes.images) == 3 + 1  # the colours
-    assert [text.get_text() for text in axes.texts][2:] == ["<a>", "1", "2", "b", "3"]
-    assert axes.images[1].get_extent()[3] < axes.images[3].get_extent()[3]
 
 
 def test_noises_are_held_against_all_three_goals():

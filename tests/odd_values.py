@@ -1,19 +1,15 @@
 """Odd values of every argument of every public function: results, refusals, and all else.
 
-`python -m benchmarks.odd_values` calls each function as usual and then with one argument replaced,
-for each argument: by 0, 1, -1, a half, NaN, infinity, none, an empty text, tensors that are empty,
-of one row, equal, NaN or infinite, sequences that are empty, of one or of twice the same. It does
-so on a model of thirty tokens and on one of seven. A result has no NaN, or else the call is refused
-by a BilensError. It prints all other calls; `--write` writes their number to
-results/odd_values.json. Two minutes on one core.
+Each function is called as usual and then with one argument replaced, for each argument: by 0, 1,
+-1, a half, NaN, infinity, none, an empty text, tensors that are empty, of one row, equal, NaN or
+infinite, sequences that are empty, of one or of twice the same. It does so on a model of thirty
+tokens and on one of seven. A result has no NaN, or else the call is refused by a BilensError.
 """
 
 import contextlib
 import importlib
 import inspect
 import io
-import logging
-import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -24,11 +20,9 @@ from numbers import Number
 from pathlib import Path
 from typing import Any
 
-import datasets
 import numpy as np
 import pandas as pd
 import torch
-from experiments.results import Recording, Row
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -617,42 +611,3 @@ def same_numbers(a: Any, b: Any) -> bool:
     if isinstance(a, Mapping):
         return a.keys() == b.keys() and all(same_numbers(a[k], b[k]) for k in a)
     return a is b or bool(np.all(a == b))
-
-
-def quiet() -> None:
-    """Hide lines and bars of the calls, and cache texts in a folder that is thrown away."""
-    logging.getLogger("bilens").setLevel(logging.ERROR)
-    datasets.disable_progress_bars()
-    datasets.config.HF_DATASETS_CACHE = tempfile.mkdtemp()
-
-
-def main() -> None:
-    """Call, print, and write if asked to."""
-    recording = Recording() if "--write" in sys.argv else None
-    quiet()
-    rows = []
-    for n_tokens in (30, 7):
-        n_functions, n_calls, faults = check(World(n_tokens))
-        for fault in faults:
-            print(fault)
-        nans = sum("NaN" in fault.what for fault in faults)
-        claim = f"models of {n_tokens} tokens: odd values"
-        rows += [
-            Row(f"{claim}: raw errors", len(faults) - nans, n=n_calls),
-            Row(f"{claim}: NaN in the result", nans, n=n_calls),
-            Row(f"{claim}: functions and methods", n_functions),
-        ]
-    for row in rows:
-        print(row)
-    if recording is not None:
-        recording.write(
-            "odd_values",
-            title="Odd values of every argument",
-            command="python -m benchmarks.odd_values --write",
-            rows=rows,
-            settings={"numbers of tokens": [30, 7]},
-        )
-
-
-if __name__ == "__main__":
-    main()
