@@ -13,6 +13,7 @@ import bilens
 from bilens import BilensError
 from bilens.convert import save_model
 from bilens.flows import Question, both_models, diff, diffs
+from bilens.flows import split as splitting
 from bilens.flows.both_models import BothModels
 from bilens.flows.interval import Interval
 from bilens.flows.switches import SwitchedRules
@@ -55,6 +56,28 @@ def test_many_questions_are_each_alone(name):
     assert math.isclose(table.value, sum(sizes) / len(sizes), abs_tol=allowed)
     rest = float((table.signs * table.rest).mean())
     assert math.isclose(sum(table.weights.values()) + rest, table.value, abs_tol=10 * allowed)
+
+
+@pytest.mark.parametrize("name", [*EACH, *nightly(list(MIXTURES), ["qwen3-experts"])])
+def test_layers_that_run_again_have_the_same_flows(name, monkeypatch):
+    view, runs = a_view(name), list[int]()
+    other, layer = tuned_from(view), view.places.layers[-1].module
+    question = Question("t3 t9 t4 t2 t7", "t5", "t7", against="t6 t2 t5 t2 t6")
+    kept = diff(view, other, question.text, "t5", "t7", against=question.against)
+    slopes = kept.models.slopes(0.3)
+    monkeypatch.setattr(splitting, "KEPT_BYTES", 0)
+    hook = layer.register_forward_hook(lambda *_: runs.append(1))
+    kept.models.side_by_side([0])
+    hook.remove()
+    assert len(runs) == (1 if view.places.crosses else 2)
+    again = diff(view, other, question.text, "t5", "t7", against=question.against)
+    allowed = 1e-4 if name.startswith(FLOAT32) else 1e-9
+    near = {"atol": allowed, "rtol": allowed}
+    torch.testing.assert_close(again.flows, kept.flows, **near)
+    for field in ("values", "of_tokens", "heads", "by_token", "ranks"):
+        torch.testing.assert_close(getattr(again, field), getattr(kept, field), **near)
+    assert math.isclose(again.choices, kept.choices, abs_tol=allowed)
+    torch.testing.assert_close(kept.models.slopes(0.3), slopes, **near)
 
 
 def dense_slopes(models: BothModels, at: float) -> torch.Tensor:
@@ -201,8 +224,10 @@ def test_weights_stay_what_and_where_they_are(name, low_memory, tmp_path):
             assert kept.data_ptr() == parameters[side][weight].data_ptr()
 
 
+@pytest.mark.parametrize("n_bytes", [0, splitting.KEPT_BYTES])
 @pytest.mark.parametrize("name", ["llama", "gpt2", "qwen3-experts"])
-def test_a_graph_is_freed_with_its_rules(name, monkeypatch):
+def test_a_graph_is_freed_with_its_rules(name, n_bytes, monkeypatch):
+    monkeypatch.setattr(splitting, "KEPT_BYTES", n_bytes)
     view, made = family_view(name), []
     models = diffs(view, tuned_from(view), QUESTIONS).models
 

@@ -18,13 +18,10 @@ from torch.func import functional_call
 from bilens.checks import check_count
 from bilens.convert.adapters import Change
 from bilens.errors import BilensError
-from bilens.flows.fitted import Fitted, rounded_size
+from bilens.flows.fitted import Fitted
 from bilens.flows.interval import Interval
-from bilens.flows.modules import module_hooks
-from bilens.flows.rules import is_live, make_leaf
-from bilens.flows.secants import forget_kept
+from bilens.flows.switched_pass import metrics, pulled
 from bilens.flows.switches import SwitchedRules, WeightPair
-from bilens.hooks import hooked
 from bilens.transformer import ResidualModel
 from bilens.transformer.experts import is_experts
 from bilens.transformer.maps import working_dtype
@@ -117,7 +114,7 @@ class BothModels:
         rules = SwitchedRules(2 * len(group), self._by_number)
         ids = torch.stack([both_ids(fitted) for fitted in group], 1).flatten(0, 1)
         signs = [1.0] * len(group) + [-1.0] * len(group)
-        values, size = _pulled(self.base.places, rules, [*group, *group], ids, signs)
+        values, size = pulled(self.base, rules, [*group, *group], ids, signs)
         return values.unflatten(0, (2, -1)).cpu().double(), size, rules
 
     def flows(
@@ -157,7 +154,7 @@ class BothModels:
             rules = SwitchedRules(len(group), self._by_number, at)
             ids = torch.stack([fitted.clean for fitted in group])
             signs = [float(i < len(numbers)) for i in range(len(group))]
-            _pulled(self.base.places, rules, group, ids, signs)
+            pulled(self.base, rules, group, ids, signs)
             slopes[numbers] = weight_flows(rules, [*self.pairs], len(numbers))
         return slopes
 
@@ -256,41 +253,6 @@ class _Runner(nn.Module):
         self.model, self.forward = places.model, places.forward
 
 
-def _pulled(
-    places: Places,
-    rules: SwitchedRules,
-    asked: Sequence[Fitted],
-    ids: Int[Tensor, "texts time"],
-    signs: Sequence[float],
-) -> tuple[Float[Tensor, " texts"], float]:
-    """Run a model on texts under rules, and pull the sum of their metrics with signs.
-
-    Returns the metrics and the size of what they are rounded with. The adjoints are left at
-    the starts.
-    """
-
-    def start(_: nn.Module, __: object, ___: object, output: Tensor) -> Tensor | None:
-        if is_live(output):
-            return None
-        rules.embeddings.append(make_leaf(output))
-        return rules.embeddings[-1].clone()
-
-    before, after = module_hooks(places.model, lambda: rules)
-    if rules.at is not None:  # functions of each number have torch's derivative
-        before, after = ([x for x in hooks if is_experts(x[0])] for hooks in (before, after))
-    tables = [(table, start) for table in (places.embed, *places.tables)]
-    with hooked(before, [*after, *tables]), places.context(), torch.enable_grad(), rules:
-        logits = places.forward(ids)
-        values = metrics(asked, logits)
-    with torch.enable_grad():
-        (values @ torch.tensor(signs).to(values)).backward()
-    forget_kept()
-    # They hold the graph, which holds the rules: a cycle that only the collector would free.
-    rules.mixes.clear()
-    rules.experts = None
-    return values.detach(), rounded_size(asked, logits.detach())
-
-
 def weight_flows(
     rules: SwitchedRules, names: Sequence[str], questions: int
 ) -> Float[Tensor, "questions weights"]:
@@ -311,7 +273,7 @@ def of_weights(rules: SwitchedRules, questions: int) -> Iterable[tuple[str, Tens
     """Yield the names and the flow of each use of weights, its first axis of questions."""
     for name, uses in rules.linear.items():
         for use in uses:
-            yield name, use.columns.cpu().double()
+            yield name, use.tokens
     for name, switches in rules.switches.items():
         for switch in switches:
             if (slope := switch.grad) is not None:
@@ -339,24 +301,6 @@ def both_ids(fitted: Fitted) -> Int[Tensor, "2 time"]:
     if fitted.embeddings is not None:
         raise BilensError("against holds embeddings, expected a text of as many tokens")
     return torch.stack([fitted.clean, fitted.clean if fitted.corrupt is None else fitted.corrupt])
-
-
-def metrics(
-    asked: Sequence[Fitted], logits: Float[Tensor, "texts vocab"]
-) -> Float[Tensor, " texts"]:
-    """Return the metrics of questions of one target, given logits after a soft cap."""
-    (target,) = {fitted.target for fitted in asked}
-    numbers = logits if target == "logit" else logits.log_softmax(-1)
-    if target == "probability":
-        numbers = numbers.exp()
-    tokens, shares = [], []
-    most = max(len(fitted.shares) for fitted in asked)
-    for fitted in asked:
-        of_one = [*fitted.tokens, *fitted.minus]
-        tokens.append(of_one + of_one[:1] * (most - len(of_one)))
-        shares.append(fitted.shares + [0.0] * (most - len(of_one)))
-    chosen = numbers.gather(1, torch.tensor(tokens, device=logits.device))
-    return (chosen * torch.tensor(shares, device=logits.device, dtype=logits.dtype)).sum(-1)
 
 
 def weight_pairs(base: nn.Module, tuned: nn.Module | Mapping[str, Change]) -> dict[str, WeightPair]:

@@ -180,7 +180,7 @@ def _adjoints(model: ResidualModel, questions: Sequence[Fitted]) -> Adjoints:
             runs.ids,
             runs.score,
             positions=runs.positions,
-            keep=_fits(model, runs.ids),
+            keep=fits(model, runs.ids),
             at=runs.at,
             lacked=max(runs.starts),
         )
@@ -240,7 +240,7 @@ def _positions(
     return torch.stack(sides).repeat_interleave(len(ids) // 2, 0)
 
 
-def _fits(model: ResidualModel, ids: Tensor) -> bool:
+def fits(model: ResidualModel, ids: Tensor) -> bool:
     """Return whether the graphs of all layers fit into `KEPT_BYTES`, or have to be kept."""
     return model.places.crosses or ids.numel() * bytes_of_token(model) <= KEPT_BYTES
 

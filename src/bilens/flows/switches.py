@@ -88,15 +88,26 @@ class WeightPair:
 
 @dataclass(frozen=True)
 class LinearFlow:
-    """The flow of a linear map's weight, for each question and token.
+    """The flow of a linear map's weight, in float64.
 
     Attributes:
+        tokens: for each question and token.
         columns: by column of the weight, or by input.
         ranks: by rank of a low-rank change, if it is one.
     """
 
-    columns: Float[Tensor, "*tokens columns"]
-    ranks: Float[Tensor, "*tokens ranks"] | None = None
+    tokens: Float[Tensor, "*tokens"]
+    columns: Float[Tensor, " columns"]
+    ranks: Float[Tensor, " ranks"] | None = None
+
+    @classmethod
+    def of(
+        cls, flows: Float[Tensor, "*tokens columns"], ranks: Float[Tensor, "*tokens ranks"] | None
+    ) -> "LinearFlow":
+        """Return the sums of flows by token and column, and by token and rank."""
+        flows = flows.cpu().double()
+        of_ranks = None if ranks is None else ranks.cpu().double().flatten(0, -2).sum(0)
+        return cls(flows.sum(-1), flows.flatten(0, -2).sum(0), of_ranks)
 
 
 class PairLinear(torch.autograd.Function):
@@ -124,7 +135,7 @@ class PairLinear(torch.autograd.Function):
         if pair.factors is not None:
             A, B = pair.factors
             ranks = (mean_x @ A.T) * (g @ B)
-        ctx.note(pair.name, LinearFlow(of_change * mean_x, ranks))
+        ctx.note(pair.name, LinearFlow.of(of_change * mean_x, ranks))
         w = of_base + of_change / 2
         return torch.cat([w, -w]), None, None
 
@@ -144,7 +155,7 @@ class LinearBetween(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None, None]:
         (x,) = kept(ctx)
         of_base, of_change = ctx.pair.pulled(g)
-        ctx.note(ctx.pair.name, LinearFlow(of_change * x))
+        ctx.note(ctx.pair.name, LinearFlow.of(of_change * x, None))
         return of_base + ctx.at * of_change, None, None, None
 
 

@@ -401,10 +401,9 @@ def _parts(
     for name, uses in rules.linear.items():
         for use in uses:
             if name in outputs:
-                columns = use.columns.flatten(0, -2).sum(0).cpu().double()
-                heads[outputs[name]] += columns.reshape(places.n_heads, -1).sum(1)
+                heads[outputs[name]] += use.columns.reshape(places.n_heads, -1).sum(1)
             if use.ranks is not None:
-                _add(ranks, name, use.ranks.flatten(0, -2).sum(0))
+                _add(ranks, name, use.ranks)
     return by_token, heads, ranks
 
 
