@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from matplotlib.transforms import Bbox
 
 from bilens.circuits import Cases, circuit, find_stages
 from bilens.circuits.cases import ROLES
@@ -18,6 +19,7 @@ from bilens.circuits.reading import cuts_said
 from bilens.circuits.stages import ROWS, Row, drop, mask_of, trimmed
 from bilens.errors import BilensError
 from bilens.flows import Question
+from bilens.pages.stages import stages_figure
 from bilens.transformer import ResidualModel
 from tests.families import exact_norms, tiny
 from tests.flows.flows import QUESTIONS, answered
@@ -360,3 +362,27 @@ def test_directions_pass_as_they_were_measured(view, templates):
     assert cuts.through[max(cuts.through)] == pytest.approx(passed(measuring, passing))
     for written, read in cuts.directions.values():
         torch.testing.assert_close(written @ read.T, torch.eye(len(read)).double())
+
+
+@pytest.mark.parametrize("width", [240, 380, 800, 1500])
+def test_no_letters_stand_on_a_dashed_line(reading, width):
+    """Each is on a ground that hides the line: of its own, or a bar's."""
+    (found,) = reading.circuits
+    n_layers, crossed = len(found.mask), 0
+    for layer in range(n_layers + 1):
+        cuts = replace(found.cuts, apart=True, until=layer, since=layer)
+        figure = stages_figure(replace(found, cuts=cuts), n_layers, "why", width)
+        figure.canvas.draw()
+        (axes,) = figure.axes
+        ends = [axes.transData.transform(x.get_segments()[0]) for x in axes.collections]
+        lines = [Bbox(points).padded(1) for points in ends]
+        bars = [bar.get_window_extent() for bar in axes.patches]
+        for text in axes.texts:
+            place = text.get_window_extent()
+            if not any(place.overlaps(line) for line in lines):
+                continue
+            crossed += 1
+            on_bar = any(b.x0 <= place.x0 and place.x1 <= b.x1 for b in bars if b.overlaps(place))
+            assert text.get_bbox_patch() is not None or on_bar, text.get_text()
+        assert all(line.zorder < min(x.zorder for x in axes.patches) for line in axes.collections)
+    assert crossed

@@ -14,6 +14,7 @@ from bilens.pages import write_report
 from bilens.pages.language import ngram_table
 from bilens.transformer import ResidualModel
 from tests.models import VOCAB, random_model, random_text, toy_tokenizer
+from tests.tokenizers_of_all_kinds import tokenizer_of, view_with
 
 ATTACK = "<script>alert(1)</script>"
 
@@ -98,3 +99,17 @@ def test_tables_hold_tokens_and_the_value(view):
     table = ngram_table(after, "after")
     assert table.header == ["token", "logits"]
     assert table.rows[0] == (after["token"][0], f"{after['value'][0]:.2f}")
+
+
+@pytest.mark.parametrize("kind", ["byte-level", "SentencePiece"])
+def test_no_table_of_tokens_shows_a_tokenizer_s_mark_of_a_space(kind):
+    model = view_with(tokenizer_of(kind))
+    readings = [
+        read_attention(model, layer=0, k=12, components=4),
+        read_ngrams(model, model.tokenizer.convert_ids_to_tokens(30), layer=0, k=12),
+    ]
+    tables = [table for reading in readings for table in reading.tables().values()]
+    cells = [cell for table in tables for name in table for cell in table[name]]
+    words = [cell for cell in cells if isinstance(cell, str)]
+    assert any(word.startswith('" ') for word in words)
+    assert not [word for word in words if word[:1] in ("Ġ", "▁") and len(word) > 1]

@@ -92,7 +92,8 @@ def attention_sections(reading: AttentionReading) -> list[Section]:
         title = f"head {reading.layer}.{head}"
         pairs = {name: frame for name, frame in tables.items() if name != "components"}
         rows.append([ngram_table(frame, f"{title} {name}") for name, frame in pairs.items()])
-        components.append([Table(tables["components"], f"{title} components")])
+        named = {**tables["components"], **words_of(tables["components"])}
+        components.append([Table(named, f"{title} components")])
     return [
         Section(f"Heads of layer {reading.layer}", text, rows),
         Section(

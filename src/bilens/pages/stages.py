@@ -6,12 +6,26 @@ from typing import Any
 from matplotlib.axes import Axes
 
 from bilens.circuits.stages import ROWS, Row, Stages
-from bilens.figures.sheet import BLUE, GREY, INK, LINE, PIXEL, RED, Figure, empty_figure, styled
+from bilens.figures.sheet import (
+    BLUE,
+    GREY,
+    INK,
+    LINE,
+    PAPER,
+    PIXEL,
+    RED,
+    Figure,
+    empty_figure,
+    styled,
+)
 
 LETTERS, LETTER = 10, 6.5
 """Pixels of the smallest letters, at every width, and about as wide as one of them is."""
 BESIDE, ABOVE, BELOW, HIGH = 88, 8, 36, 34
 """Pixels left of the axes, between title and axes, below them without the key, and of a row."""
+
+GROUND: dict[str, Any] = {"bbox": {"facecolor": PAPER, "edgecolor": "none", "pad": 0.5}}
+"""Of a label that a dashed line may cross."""
 
 
 @styled
@@ -80,19 +94,22 @@ def _draw_stages(axes: Axes, found: Stages, rows: list[Row], inner: float) -> No
 
     The axes are `inner` pixels wide.
     """
-    n_layers = axes.get_xlim()[1]
-    letter = LETTER * n_layers / inner  # in layers
+    first, n_layers = axes.get_xlim()
+    letter = LETTER * (n_layers - first) / inner  # in layers
     for stage in found.stages:
         y = rows.index(Row(stage.kind, stage.role)) + 0.62
         size = stage.last - stage.first + 1
-        axes.barh(y, size - 0.1, height=0.5, left=stage.first - 0.45, color=BLUE, alpha=0.35)
+        for colour, alpha in ((PAPER, 1.0), (BLUE, 0.35)):  # a dashed line ends at a bar
+            place = {"height": 0.5, "left": stage.first - 0.45, "zorder": 2}
+            axes.barh(y, size - 0.1, color=colour, alpha=alpha, linewidth=0, **place)
         text = f"without {stage.without:z.2f}"
         # It stands on the bar if that is wide enough, or else on the side with more room.
-        at, side = (stage.first + stage.last) / 2, "center"
+        at, side, ground = (stage.first + stage.last) / 2, "center", {}
         if size < letter * len(text):
             is_right = stage.first < n_layers - stage.last
             at, side = (stage.last + 0.7, "left") if is_right else (stage.first - 0.7, "right")
-        axes.text(at, y, text, ha=side, va="center", size=LETTERS * PIXEL, color=INK)
+            ground = GROUND
+        axes.text(at, y, text, ha=side, va="center", size=LETTERS * PIXEL, color=INK, **ground)
         for name, _ in stage.strongest[:1]:
             layer = int(name.partition(".")[0])
             axes.plot([layer], [y - 0.32], marker="v", markersize=4 * PIXEL, color=RED)
@@ -109,6 +126,7 @@ def _draw_stages(axes: Axes, found: Stages, rows: list[Row], inner: float) -> No
                 va="center",
                 size=LETTERS * PIXEL,
                 color=RED,
+                **GROUND,
             )
 
 
@@ -121,5 +139,11 @@ def _draw_cuts(axes: Axes, found: Stages, rows: list[Row]) -> None:
         lines = [i for i, row in enumerate(rows) if row.role == role]
         if layer is not None and lines:
             axes.vlines(
-                layer - 0.5, min(lines), max(lines) + 1, color=INK, linewidth=1, linestyle="--"
+                layer - 0.5,
+                min(lines),
+                max(lines) + 1,
+                color=INK,
+                linewidth=1,
+                linestyle="--",
+                zorder=1,
             )
