@@ -37,7 +37,16 @@ GROUPS = {
     ],
     "Circuits and flows": ["coverage", "patching", "labels", "tuned"],
     "Exactness and speed": [
-        *("flow_memory", "flow_time", "attention", "large", "large_diff", "device_map", "gpu"),
+        *(
+            "flow_memory",
+            "flow_time",
+            "attention",
+            "large",
+            "large_circuit",
+            "large_diff",
+            "device_map",
+            "gpu",
+        ),
         *("tasks", "users", "unlike_lengths"),
     ],
 }
