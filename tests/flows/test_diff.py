@@ -79,6 +79,13 @@ def test_heads_are_columns_of_the_output_map_and_tokens_are_where_it_reads():
     (by_token,) = reading.by_token.values()
     assert by_token.shape == TEXT.shape
     assert math.isclose(float(by_token.sum()), reading.value, rel_tol=1e-9)
+    # The page and the terminal have the same views.
+    (inside,) = [x for x in reading.sections() if x.title == "By token, head and rank"]
+    of_tokens, of_heads = (row[0].columns for row in inside.rows)
+    assert of_heads == {"head": ("head.1.1",), "flow": (float(reading.heads[1, 1]),)}
+    strongest = int(by_token.abs().argmax())
+    assert of_tokens["token"][0] == f"{reading.tokens[strongest]}@{strongest}"
+    assert sum(of_tokens["flow"]) == pytest.approx(reading.value)
 
 
 def write_adapter(folder, view, kind: dict, rank: int = 3, modules=("q_proj", "down_proj")):

@@ -10,11 +10,12 @@ from bilens.figures.plots import heat_figure
 from bilens.figures.sheet import Figure
 from bilens.flows.both_models import layer_of
 from bilens.flows.interval import interval_columns
-from bilens.flows.tuning import DiffReading
+from bilens.flows.tuning import DiffReading, ModelDiff
 from bilens.pages.layout import plot_of, sections_of
-from bilens.sections import Picture, Section, Table
+from bilens.sections import Picture, Section, Table, by_column
 
-SHOWN = 30
+SHOWN, STRONGEST = 30, 10
+FORMATS = {"flow": "+.4f"}
 PLACES = r"\d+|weight|layers|model|h|transformer"
 """Parts of names that are of no kind of weight."""
 
@@ -68,6 +69,7 @@ def diff_sections(reading: DiffReading) -> list[Section]:
             f"those of tokens and choices, add up to {reading.value:+.4f}.",
             [[Table(frame, "", reading.formats)]],
         ),
+        *([_inside(reading)] if isinstance(reading, ModelDiff) and reading.weights else []),
         *measured,
         Section(
             "What a share does not say",
@@ -76,6 +78,31 @@ def diff_sections(reading: DiffReading) -> list[Section]:
             "change, or to a multiple. `--undo` measures what is lost without the strongest ones.",
         ),
     ]
+
+
+def _inside(reading: ModelDiff) -> Section:
+    """Return the flows of the tokens, heads and ranks of a question, the strongest of each."""
+    of_tokens = torch.stack([reading.of_tokens, *reading.by_token.values()]).sum(0)
+    tokens = [f"{token}@{place}" for place, token in enumerate(reading.tokens)]
+    views: dict[str, list[tuple[str, float]]] = {
+        "token": [*zip(tokens, of_tokens.tolist(), strict=True)],
+        "head": [],
+        "rank": [],
+    }
+    for layer, of_layer in enumerate(reading.heads.tolist()):
+        views["head"] += [(f"head.{layer}.{i}", flow) for i, flow in enumerate(of_layer)]
+    for weight, of_weight in reading.ranks.items():
+        views["rank"] += [(f"{i} of {weight}", flow) for i, flow in enumerate(of_weight.tolist())]
+    tables = []
+    for name, of_view in views.items():
+        rows = sorted((x for x in of_view if x[1]), key=lambda x: -abs(x[1]))[:STRONGEST]
+        if rows:
+            tables.append([Table(by_column([name, "flow"], rows), f"By {name}", FORMATS)])
+    text = (
+        f"The {STRONGEST} strongest of each: tokens of the text at which linear maps and "
+        "embeddings read, heads in the map that reads their values, and ranks of an adapter."
+    )
+    return Section("By token, head and rank", text, tables)
 
 
 @plot_of.register
