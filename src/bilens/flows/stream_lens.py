@@ -116,7 +116,8 @@ def read_lens(
     Args:
         model: the model.
         text: a text, or its tokens' numbers.
-        against: the second text, of as many tokens; or another second run, see `bilens.flow`.
+        against: the second text, of as many tokens, since one that only one text has changes what
+            each layer sees beside the stream; or another second run, see `bilens.flow`.
         layers: number of layers that are shown, evenly spaced; the first is one of them.
         k: most tokens that a cell is said to raise, and to lower.
 
