@@ -13,10 +13,11 @@ from bilens.circuits import circuit, patch, task_directions
 from bilens.circuits.case import check_apart, different, make_cases
 from bilens.errors import BilensError
 from bilens.flows import Question, flow
-from bilens.flows.fitted import fit
+from bilens.flows.fitted import fit, token_hints
 from bilens.flows.question import likely_answer, second_run
 from bilens.flows.reading import answer_question
 from bilens.language import TokenDirection
+from bilens.language.hints import otherwise_read
 from bilens.language.names import exact_names
 from bilens.options import text_list
 from bilens.transformer import ResidualModel
@@ -176,3 +177,17 @@ def test_a_second_text_may_hold_a_bar(view):
         second, _ = second_run(view, text, against=given_as)
         value = flow(view, text, "t5", minus="t6", against=second, labels=0).value
         assert value == pytest.approx(between)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_is_said_of_tokenizers_that_read_all_signs_or_know_no_capitals(kind):
+    model = view_with(tokenizer_of(kind))
+    assert otherwise_read(model, ["the keys 🎉 AND é are"], ["ARE", "are"]) == ()
+
+
+def test_a_reading_says_what_the_story_model_does_not_read():
+    story = load("story")
+    question = Question("The boy 🎉 said YES", "he", "she", "The girl 🎉 said YES")
+    assert token_hints(story, [question]) == ("the tokenizer drops 🎉", '"YES" is read as "yes"')
+    plain = replace(question, text="The boy said yes", against="The girl said yes")
+    assert token_hints(story, [plain]) == ()

@@ -13,8 +13,8 @@ from torch import Tensor
 from bilens.checks import check_finite, detached
 from bilens.data.texts import write_out
 from bilens.errors import BilensError
-from bilens.flows.question import Question, is_text
-from bilens.language.hints import space_hints
+from bilens.flows.question import NEUTRAL, Question, is_text
+from bilens.language.hints import otherwise_read, space_hints
 from bilens.language.names import exact_names, shown_tokens
 from bilens.options import Target
 from bilens.tensor.factors import wide_device
@@ -345,11 +345,15 @@ def answered(model: ResidualModel, questions: Sequence[Question]) -> list[Questi
 
 
 def token_hints(model: ResidualModel, questions: Sequence[Question]) -> tuple[str, ...]:
-    """Return what is read in a chat, and a hint for each token that was meant behind a space."""
+    """Return what is read in a chat or otherwise than written, and tokens meant behind a space."""
     named = [question for question in questions if question.vector is None]
+    written = [x for q in questions for x in (q.text, q.against) if isinstance(x, str)]
+    answers = dict.fromkeys(name for q in named for name in (*q.tokens, *q.minus))
+    otherwise = otherwise_read(model, dict.fromkeys(x for x in written if x != NEUTRAL), answers)
     texts = ((model.ids(q.text, q.position), (*q.tokens, *q.minus)) for q in named)
     read = [write_out(model.tokenizer, model.ids(q.text)) for q in questions[: int(model.chat)]]
-    return (*(f"the first text is read as {text!r}." for text in read), *space_hints(model, texts))
+    chats = (f"the first text is read as {text!r}." for text in read)
+    return (*chats, *otherwise, *space_hints(model, texts))
 
 
 def rounded_size(asked: Sequence[Fitted], logits: Float[Tensor, "texts vocab"]) -> float:

@@ -1,5 +1,6 @@
-"""Hints about tokens: those that were probably meant with the space before them."""
+"""Hints about tokens: a space that was probably meant, signs that are dropped, and capitals."""
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cache, partial
@@ -9,8 +10,9 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from bilens.data.texts import write_out
 from bilens.transformer import ResidualModel
-from bilens.transformer.tokens import plain_ids
+from bilens.transformer.tokens import ids_within_text, plain_ids
 
 FAR = log(100)
 """Difference of logits of a token with a space in front and without, from which on it is noted."""
@@ -40,6 +42,38 @@ def space_hints(
         + f'; did you mean " {name}"?'
         for name, count in counts.items()
         if count
+    )
+
+
+def otherwise_read(
+    model: ResidualModel, texts: Iterable[str], answers: Iterable[str]
+) -> tuple[str, ...]:
+    """Return hints on signs of texts that the tokenizer drops, and on capitals that it lowers.
+
+    Of texts these are words in capitals, since sentences begin with one; of answers all.
+    """
+    lost, lowered = dict[str, None](), dict[str, None]()
+    if model.tokenizer is None:
+        return ()
+    for text in texts:
+        for sign in {sign for sign in text if not sign.isascii()}:
+            rest = text.replace(sign, "")
+            if rest.strip() and torch.equal(model.ids(rest), model.ids(text)):
+                lost[sign] = None
+        words = filter(str.isupper, re.findall(r"\w{2,}", text))
+        read = write_out(model.tokenizer, model.ids(text)) if text != text.lower() else ""
+        lowered |= dict.fromkeys(
+            word for word in words if word not in read and word.lower() in read
+        )
+    for name in answers:
+        # Not by `model.answer`, which is slow where a name is unknown.
+        read = write_out(model.tokenizer, ids_within_text(name, model.tokenizer)).strip()
+        if name.strip() != read and name.strip().lower() == read:
+            lowered[name.strip()] = None
+    signs = "".join(sorted(filter(str.isprintable, lost)))
+    return (
+        *([f"the tokenizer drops {signs}"] if signs else []),
+        *(f'"{word}" is read as "{word.lower()}"' for word in lowered),
     )
 
 
