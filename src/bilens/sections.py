@@ -171,6 +171,12 @@ class ContextLine:
         """The largest absolute contribution, which is full colour."""
         return max(abs(share) for _, share in self.tokens) or 1.0
 
+    @property
+    def ranked(self) -> list[tuple[str, float]]:
+        """Tokens that contribute, the largest absolute contribution first; templates read it."""
+        nonzero = [token for token in self.tokens if token[1]]
+        return sorted(nonzero, key=lambda token: -abs(token[1]))
+
 
 @dataclass(frozen=True)
 class ContextList:
