@@ -402,7 +402,8 @@ def cuts_said(cuts: Cuts, named: Mapping[str, tuple[str, str]]) -> list[str]:
         sentences.append(f"{text}.")
     count, f = max(cuts.through), cuts.through[max(cuts.through)]
     if cuts.width is None:
-        sentences.append(f"Even {count} directions of the stream at each restore only {f:z.2f}.")
+        text = f"Not even {count} directions of the stream at each carry it on every template"
+        sentences.append(f"{text}; over all they restore {f:z.2f}.")
     elif cuts.width == 1:
         text = f"A property: one direction of the stream at each restores {f:z.2f}"
         for place, (raised, lowered) in named.items():
