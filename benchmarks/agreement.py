@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from random import Random
+from statistics import fmean
 from string import ascii_uppercase
 from typing import Any
 
@@ -10,9 +11,8 @@ import pandas as pd
 import torch
 from experiments.results import Row
 
+from bilens.circuits import Interval
 from bilens.flows import Question
-from bilens.flows.interval import Interval
-from bilens.flows.table import FlowTable
 
 NOUNS = (
     "dog cat bird boy girl tree car toy friend ball book flower duck bear rabbit frog king queen"
@@ -55,7 +55,7 @@ def questions(number: int = ALL) -> Iterator[Question]:
             yield Question(first, *tokens, second, task="agreement", template=form)
 
 
-def rows_of(table: FlowTable) -> list[Row]:
+def rows_of(table: Any) -> list[Row]:
     """Return what the rows of questions show, and how much of it a sample of them shows."""
     frame = pd.read_parquet(table.folder)
     frame = frame[frame["reason"] == ""].reset_index(drop=True)
@@ -122,20 +122,20 @@ def _strongest(frame: pd.DataFrame, parts: list[str]) -> list[Row]:
         rows.append(Row(claim, share.value, share.low, share.high, len(frame), baselines=beside))
     for size, shares in found.items():
         rows += [
-            Row(f"share of the {TOP} strongest parts that {size} questions find", np.mean(shares)),
+            Row(f"share of the {TOP} strongest parts that {size} questions find", fmean(shares)),
             Row.of_share(
                 f"samples that find all {TOP} of them: {size} questions", np.array(shares) == 1
             ),
         ]
     claim = f"intervals of {few} questions that hold the share of all"
-    return [*rows, Row(claim, np.mean(held), n=len(held))]
+    return [*rows, Row(claim, fmean(held), n=len(held))]
 
 
 def _interval(flows: Any, changes: Any) -> Any:
     return Interval.of(torch.tensor(flows), torch.tensor(changes))
 
 
-def _clusters(table: FlowTable) -> list[Row]:
+def _clusters(table: Any) -> list[Row]:
     """Return the share of each cluster of questions, its parts, and its kinds."""
     of_all = sum(table.clusters["questions"])
     rows = [Row("clusters of questions", len(table.clusters["cluster"]), n=of_all)]

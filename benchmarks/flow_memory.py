@@ -95,7 +95,7 @@ def main() -> None:
         return
     torch.set_num_threads(1)
     recording, rows = Recording() if given.write else None, []
-    flows = [("flow of", tokens, []) for tokens in given.tokens]
+    flows: list[tuple[str, int, list[str]]] = [("flow of", tokens, []) for tokens in given.tokens]
     flows += [("what tuning changed in", tokens, ["--models"]) for tokens in given.tuned]
     for name, tokens, flags in flows:
         command = [sys.executable, "-m", "benchmarks.flow_memory", "--alone", str(tokens), *flags]

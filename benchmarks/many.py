@@ -36,7 +36,6 @@ from benchmarks.agreement import questions
 from benchmarks.clock import spent
 from benchmarks.subprocess_memory import peak_above
 from bilens.flows import Question, flow_table
-from bilens.flows.table import FlowTable
 
 FEW, MANY = 1_000, 50_000
 KILLED, SHARD, KILLS = 1_500, 32, 10
@@ -78,7 +77,7 @@ def speed(model: Any, folder: Path) -> list[float]:
     return ratios[1:]  # the first fills caches
 
 
-def within(model: Any, folder: Path, seconds: float, shard: int) -> tuple[FlowTable, float]:
+def within(model: Any, folder: Path, seconds: float, shard: int) -> tuple[Any, float]:
     """Return the table of the questions whose rows a core writes in some time, and the time.
 
     Both are of all runs with this folder; shards are whole, and the last one ends after the time.

@@ -24,8 +24,7 @@ from experiments.results import Recording, Row
 from tests.real.packages import SMOLLM2, gguf_file
 
 import bilens
-from bilens.circuits import Cases, circuit
-from bilens.circuits.cases import ROLES
+from bilens.circuits import Cases, Stages, circuit
 from bilens.flows import Question
 
 NAMES = ["Mary", "John", "Tom", "Anna", "Paul", "Lisa", "Mark", "Sara"]
@@ -49,6 +48,8 @@ FIGURE = 24
 """Questions of the figure."""
 GOOD = (0.9, 1.15)
 TWO_ROLES = Cases.__dict__["roles"]
+FIRST = {1: 0, 5: 4}
+"""Numbers of the roles "word 2" and "word 2 and end", as those of "word" and "word and end"."""
 
 
 def questions(task: str) -> list[Question]:
@@ -74,9 +75,7 @@ def questions(task: str) -> list[Question]:
 
 def one_role(cases: Cases) -> list[tuple[int, ...]]:
     """Return the roles of questions with the second word among the first ones."""
-    ends = ("", " and end")
-    first = {ROLES.index(f"word 2{end}"): ROLES.index(f"word{end}") for end in ends}
-    return [tuple(first.get(i, i) for i in roles) for roles in TWO_ROLES.func(cases)]
+    return [tuple(FIRST.get(i, i) for i in roles) for roles in TWO_ROLES.func(cases)]
 
 
 def of_task(model: Any, task: str) -> list[Row]:
@@ -88,6 +87,7 @@ def of_task(model: Any, task: str) -> list[Row]:
         with patch.object(Cases, "roles", computed):
             start = time.process_time()
             [answer] = circuit(model, questions(task)).circuits
+            assert isinstance(answer, Stages)
             seconds = time.process_time() - start
         held = [stages.measured for stages in answer.left_out.values()]
         shares, left = [x.restored.value for x in held], [x.left.value for x in held]

@@ -43,7 +43,7 @@ class Room:
 
 
 @dataclass(eq=False)
-class Group:
+class Batch:
     """Questions whose texts have one length and run side by side.
 
     Their passes are kept where there is room, and run again at each use else.
@@ -99,14 +99,14 @@ class Case:
     """
 
     fitted: Fitted
-    group: Group
+    group: Batch
     row: int
     score: Score
     ends: tuple[float, float]
 
     @classmethod
     @torch.no_grad()
-    def of(cls, fitted: Fitted, group: Group, row: int) -> "Case":
+    def of(cls, fitted: Fitted, group: Batch, row: int) -> "Case":
         """Return the case of a question that has a row in the passes of a group.
 
         Raises:
@@ -231,7 +231,7 @@ def make_cases(
     free = available_memory(model.device)
     room = Room(ROOM if free is None else min(ROOM, free / 2))
     groups = [
-        Group(model, [fitted[i] for i in of_group], room, owner if divided else None)
+        Batch(model, [fitted[i] for i in of_group], room, owner if divided else None)
         for owner, of_group in numbers
     ]
 

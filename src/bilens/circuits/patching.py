@@ -17,11 +17,11 @@ from bilens.checks import checked, detached
 from bilens.circuits.case import make_cases
 from bilens.errors import BilensError
 from bilens.flows.fitted import second_ids, token_hints
-from bilens.flows.question import Against, Answer, Question, Tokens, replaced
+from bilens.flows.question import Against, Answer, Question, Tokens
 from bilens.flows.sources import AnyModel, as_questions, opened
 from bilens.hooks import hooked
 from bilens.language.names import TokenDirection
-from bilens.options import Target
+from bilens.options import Target, replaced
 from bilens.sections import Columns, Fact, by_column, signed
 from bilens.transformer import ResidualModel
 from bilens.transformer.changes import Part

@@ -19,20 +19,12 @@ from bilens.flows.audit import TextPair, check_pass, check_rules
 from bilens.flows.fitted import Fitted, Score, fit, rounded_size
 from bilens.flows.graph import DRAWN, Flow, Pairs
 from bilens.flows.origin import Origin
-from bilens.flows.question import (
-    NEUTRAL,
-    Against,
-    Answer,
-    Question,
-    Tokens,
-    likely_answer,
-    replaced,
-)
+from bilens.flows.question import NEUTRAL, Against, Answer, Question, Tokens, likely_answer
 from bilens.flows.rules import Rules, rule
 from bilens.flows.sources import AnyModel, opened
 from bilens.flows.token_lens import labelled
 from bilens.language.names import TokenDirection, names_of, shown_tokens
-from bilens.options import Target
+from bilens.options import Target, replaced
 from bilens.settings import Between
 from bilens.transformer import ResidualModel
 

@@ -27,7 +27,7 @@ def report_readings(
     The settings are options of `bilens report`, where None stands for the default. `source` is the
     name or folder of the model, which says what data it was trained on.
     """
-    of_report(dict.fromkeys(("token", "minus", "prompt", "against")) | settings)
+    of_report({**dict.fromkeys(("token", "minus", "prompt", "against")), **settings})
     given = {name: value for name, value in settings.items() if value is not None}
     if not isinstance(model, ImageClassifier | ResidualModel):
         raise BilensError(

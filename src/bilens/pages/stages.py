@@ -100,7 +100,7 @@ def _draw_stages(axes: Axes, found: Stages, rows: list[Row], inner: float) -> No
         y = rows.index(Row(stage.kind, stage.role)) + 0.62
         size = stage.last - stage.first + 1
         for colour, alpha in ((PAPER, 1.0), (BLUE, 0.35)):  # a dashed line ends at a bar
-            place = {"height": 0.5, "left": stage.first - 0.45, "zorder": 2}
+            place: dict[str, Any] = {"height": 0.5, "left": stage.first - 0.45, "zorder": 2}
             axes.barh(y, size - 0.1, color=colour, alpha=alpha, linewidth=0, **place)
         text = f"without {stage.without:z.2f}"
         # It stands on the bar if that is wide enough, or else on the side with more room.
