@@ -51,7 +51,7 @@ class Batch:
     Attributes:
         model: the model.
         questions: each has a row in both passes.
-        room: what the groups of all questions share.
+        room: what the batches of all questions share.
         process: where processes of `torchrun` divide questions, the number of that which runs them.
         ends: the ends of both last streams, of which numbers are read.
     """
@@ -92,29 +92,29 @@ class Batch:
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """A question, whose texts have a row in the passes of a group, and its number after both.
+    """A question, whose texts have a row in the passes of a batch, and its number after both.
 
     A second text of another length takes the place of the first from the end; see
     `Pass.in_place_of`.
     """
 
     fitted: Fitted
-    group: Batch
+    batch: Batch
     row: int
     score: Score
     ends: tuple[float, float]
 
     @classmethod
     @torch.no_grad()
-    def of(cls, fitted: Fitted, group: Batch, row: int) -> "Case":
-        """Return the case of a question that has a row in the passes of a group.
+    def of(cls, fitted: Fitted, batch: Batch, row: int) -> "Case":
+        """Return the case of a question that has a row in the passes of a batch.
 
         Raises:
             BilensError: its tokens do not fit the model, or its number is the same in both.
         """
-        score, question = Score(group.model, fitted), fitted.question
-        first, second = (float(score(x[[row]])[0]) for x in group.ends)
-        case = cls(fitted, group, row, score, (first, second))
+        score, question = Score(batch.model, fitted), fitted.question
+        first, second = (float(score(x[[row]])[0]) for x in batch.ends)
+        case = cls(fitted, batch, row, score, (first, second))
         if not abs(first - second) > 1e-6 * (abs(first) + abs(second)):
             number = question.number
             raise BilensError(
@@ -132,17 +132,17 @@ class Case:
     @property
     def alone(self) -> tuple[Pass, Pass]:
         """Both passes with the texts of this question only."""
-        return self.group.passes([self.row])
+        return self.batch.passes([self.row])
 
     @property
     def tokens(self) -> list[Float[Tensor, "time d_model"]]:
         """The embeddings of the tokens of both runs."""
-        return run_tokens(self.group.model, self.fitted)
+        return run_tokens(self.batch.model, self.fitted)
 
     @cached_property
     def answers(self) -> tuple[bool | None, bool | None]:
         """Whether the model itself gives the answer after each text; None for a vector."""
-        first, second = (x[self.row] for x in self.group.ends)
+        first, second = (x[self.row] for x in self.batch.ends)
         return self.score.is_answer(first), self.score.is_answer(second)
 
     @property
@@ -163,7 +163,7 @@ class Case:
         return shown, "the mean of " + ", ".join(f"“{text}”" for text in against)
 
     def _quoted(self, text: str | Tensor, ids: Tensor) -> str:
-        model = self.group.model
+        model = self.batch.model
         given = ids[: len(ids) - len(self.fitted.spoken[:-1])]
         shown = " ".join(shown_tokens(model, given))
         if isinstance(text, str) and self.question.position == -1:
@@ -227,31 +227,31 @@ def make_cases(
     questions = list(questions)
     _check_pairs(questions)
     fitted = [fit(model, question, any_length=any_length) for question in questions]
-    numbers = _grouped(fitted, this_turn()[1] if divided else 1, model.d_model)
+    numbers = _batches(fitted, this_turn()[1] if divided else 1, model.d_model)
     free = available_memory(model.device)
     room = Room(ROOM if free is None else min(ROOM, free / 2))
-    groups = [
-        Batch(model, [fitted[i] for i in of_group], room, owner if divided else None)
-        for owner, of_group in numbers
+    batches = [
+        Batch(model, [fitted[i] for i in of_batch], room, owner if divided else None)
+        for owner, of_batch in numbers
     ]
 
     def run_own() -> dict[int, list[Tensor]]:
-        """Run the groups of this process, and return the ends of both last streams of each."""
-        own = {n: group for n, group in enumerate(groups) if group.is_own}
-        left, fits = sum(len(group.questions) for group in own.values()), True
-        for group in own.values():
-            left -= len(group.questions)
+        """Run the batches of this process, and return the ends of both last streams of each."""
+        own = {n: batch for n, batch in enumerate(batches) if batch.is_own}
+        left, fits = sum(len(batch.questions) for batch in own.values()), True
+        for batch in own.values():
+            left -= len(batch.questions)
             # Where not all fit, the room is for those that are used first, which find.
-            fits = group.run(keep=fits) * left <= room.n_bytes
-        return {n: [x.cpu() for x in group.ends] for n, group in own.items()}
+            fits = batch.run(keep=fits) * left <= room.n_bytes
+        return {n: [x.cpu() for x in batch.ends] for n, batch in own.items()}
 
     for of_process in in_all_processes("this circuit", run_own, divided=divided):
         for n, ends in of_process.items():
-            groups[n].ends = groups[n].ends or [x.to(model.device) for x in ends]
+            batches[n].ends = batches[n].ends or [x.to(model.device) for x in ends]
     cases: dict[int, Case] = {}
-    for group, (_, of_group) in zip(groups, numbers, strict=True):
-        for row, i in enumerate(of_group):
-            cases[i] = Case.of(fitted[i], group, row)
+    for batch, (_, of_batch) in zip(batches, numbers, strict=True):
+        for row, i in enumerate(of_batch):
+            cases[i] = Case.of(fitted[i], batch, row)
     return [cases[i] for i in range(len(questions))]
 
 
@@ -266,17 +266,17 @@ def _check_pairs(questions: Sequence[Question]) -> None:
         )
 
 
-def _grouped(fitted: Sequence[Fitted], processes: int, d_model: int) -> list[tuple[int, list[int]]]:
+def _batches(fitted: Sequence[Fitted], processes: int, d_model: int) -> list[tuple[int, list[int]]]:
     """Return the numbers of questions that share passes, and the process that runs them."""
     of_length: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for i, of_question in enumerate(fitted):
         of_length[i % processes, *map(len, of_question.rows)].append(i)
-    groups = list[tuple[int, list[int]]]()
+    batches = list[tuple[int, list[int]]]()
     for (owner, *times), numbers in of_length.items():
         count = max(1, TOGETHER // (max(times) * d_model))
         for start in range(0, len(numbers), count):
-            groups.append((owner, numbers[start : start + count]))
-    return groups
+            batches.append((owner, numbers[start : start + count]))
+    return batches
 
 
 def both_passes(model: ResidualModel, questions: Sequence[Fitted]) -> tuple[Pass, Pass]:

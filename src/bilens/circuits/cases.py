@@ -91,7 +91,7 @@ class Cases:
             fitted = replace(
                 case.fitted, question=asked, tokens=token, minus=minus, spoken=(), **number
             )
-            cases.append(Case.of(fitted, case.group, case.row))
+            cases.append(Case.of(fitted, case.batch, case.row))
         return Cases(self.model, cases, self.axis)
 
     def __len__(self) -> int:
@@ -190,7 +190,7 @@ class Cases:
 
         def own() -> Tensor:
             total = torch.zeros(self.shape, dtype=torch.float64)
-            like = self.cases[0].group.ends[0]
+            like = self.cases[0].batch.ends[0]
             for group in range(len(self.groups)):
                 for mask, weight in zip(masks, weights, strict=True):
                     with torch.enable_grad():
@@ -249,9 +249,9 @@ class Cases:
         of_passes: dict[tuple[object, ...], list[int]] = defaultdict(list)
         repeats: Counter[tuple[int, int]] = Counter()
         for number, case in enumerate(self.cases):
-            if not case.group.is_own:
+            if not case.batch.is_own:
                 continue
-            place = id(case.group), case.row
+            place = id(case.batch), case.row
             roles = self.roles[number] if self.axis == "role" else ()
             of_passes[place[0], repeats[place], roles].append(number)
             repeats[place] += 1
@@ -260,7 +260,7 @@ class Cases:
     def passes(self, group: int) -> tuple[Pass, Pass]:
         """Return the passes of a group; the second has as many tokens as the first."""
         numbers = self.groups[group]
-        of_group = self.cases[numbers[0]].group
+        of_group = self.cases[numbers[0]].batch
         first, second = of_group.passes([self.cases[number].row for number in numbers])
         return first, second.in_place_of(first)
 
@@ -279,7 +279,7 @@ class Cases:
 
 def in_all(cases: Cases, own: Callable[[], Result]) -> list[Result]:
     """Return what each process computes of its own groups, or this one where all are."""
-    return in_all_processes("this circuit", own, divided=cases.cases[0].group.process is not None)
+    return in_all_processes("this circuit", own, divided=cases.cases[0].batch.process is not None)
 
 
 def summed(cases: Cases, own: Callable[[], Tensor]) -> Tensor:

@@ -197,7 +197,7 @@ def part_effects(shown: Cases, mask: Bool[Tensor, " *shape"]) -> tuple[PartEffec
 
     def own() -> Tensor:
         lost, gained = both = torch.zeros(2, len(parts), dtype=torch.float64)
-        for case in (case for case in shown.cases if case.group.is_own):
+        for case in (case for case in shown.cases if case.batch.is_own):
             first, second = case.alone
             noised, denoised = (
                 exchanged_each(*x, parts) for x in ((first, second), (second, first))

@@ -203,7 +203,7 @@ def _measured(
     learning: int,
 ) -> tuple[float | None, tuple[TaskDirection, ...]]:
     """Exchange directions on the questions after the first `learning`, and name them on all."""
-    model = cases[0].group.model
+    model = cases[0].batch.model
     flows, effects = torch.zeros(2, len(cases), len(places), dtype=torch.float64)
     moved = torch.zeros(len(places), model.vocab_size)
     sides = torch.zeros(len(places), dtype=torch.float64)
