@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn.utils import prune
 
-from bilens.circuits.recurring import name_tokens
+from bilens.circuits.directions import name_tokens
 from bilens.convert import give_swish
 from bilens.errors import BilensError, NotBilinearError
 from bilens.flows import flow

@@ -8,13 +8,12 @@ Whoever compares another search for circuits, or other directions, takes its par
 from bilens.circuits.cases import Cases
 from bilens.circuits.controls import nonsense, verdict
 from bilens.circuits.cuts import Cuts, find_cuts, passed
-from bilens.circuits.directions import MLPDirections
+from bilens.circuits.directions import MLPDirections, task_directions
 from bilens.circuits.edits import edit, edit_heads, edit_mlp_along
 from bilens.circuits.gradients import eap_ig, gradient_effects
 from bilens.circuits.measures import Split, find_circuit
 from bilens.circuits.patching import patch, patched
 from bilens.circuits.reading import circuit
-from bilens.circuits.recurring import task_directions
 from bilens.circuits.stages import Stages, find_stages, mask_of
 from bilens.flows.interval import Interval
 

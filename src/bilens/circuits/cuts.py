@@ -15,9 +15,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bilens.circuits.cases import ROLES, Cases, have_roles, in_all, summed
-from bilens.circuits.directions import MLPDirections
+from bilens.circuits.directions import MLPDirections, balance
 from bilens.circuits.measures import Split
-from bilens.circuits.recurring import balance
 from bilens.transformer import ResidualModel
 from bilens.transformer.changes import Change, Site
 from bilens.transformer.passes import Pass, first_change

@@ -7,7 +7,7 @@ import torch
 
 from bilens.analyses import language
 from bilens.circuits import Cases, MLPDirections, edit_mlp_along, task_directions
-from bilens.circuits.recurring import Snapshots, balance, find_directions, share_held
+from bilens.circuits.directions import Snapshots, balance, find_directions, share_held
 from bilens.flows.split import flows as flows_of
 from bilens.transformer import Pass
 from tests.families import exact_norms, family_view
