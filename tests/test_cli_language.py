@@ -156,7 +156,7 @@ TRAIN = ["train", "language", "--device", "cpu"]
         (["eigenvectors", "RUN"], "reads image classifiers"),
         (["report", "RUN", "--token", ""], "token='' is empty; leave it out"),
         (["report", "RUN", "--minus", ""], "minus='' is empty; leave it out"),
-        (["report", "RUN", "--minus", "girl"], "minus='girl' is subtracted from a token"),
+        (["report", "RUN", "--minus", "girl"], "--minus=girl is subtracted from a token"),
         (["report", "RUN", "--layer", "5"], "layer=5, expected 0 to 0"),
         *(
             (["report", "RUN", option], "has no effect in the report of this model")
@@ -164,7 +164,7 @@ TRAIN = ["train", "language", "--device", "cpu"]
         ),
         ([*TRAIN, "--data", "nowhere.txt"], "nowhere.txt"),
         ([*TRAIN, "--preset", "huge"], "invalid choice 'huge'"),
-        ([*TRAIN, "--n-layers", "1000000M"], "n_layers=1000000000000, expected"),
+        ([*TRAIN, "--n-layers", "1000000M"], "--n-layers=1000000000000, expected"),
         ([*TRAIN, "--seed", "-1"], "seed=-1, expected a whole number, at least 0"),
         ([*TRAIN, "--epochs", "inf"], "epochs=inf, expected a finite number, above 0"),
     ],

@@ -52,31 +52,33 @@ def hooked(
     outer = _blocks.get()
     handles: list[RemovableHandle] = []
 
-    def remove() -> None:
+    def put(hooks: dict[int, Any], with_kwargs: dict[int, bool], hook: Callable[..., Any]) -> None:
+        # Ctrl-C inside of torch's own function, which does the same, would lose the handle.
+        handle = RemovableHandle(hooks, extra_dict=with_kwargs)
+        handles.append(handle)
+        with_kwargs[handle.id] = True
+        hooks[handle.id] = hook
+
+    def leave() -> None:
+        _blocks.set(outer)
         for handle in handles:
             handle.remove()
 
     try:
         for module, function in before:
-            hook = within(function)
-            handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
+            kinds = module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs
+            put(*kinds, within(function))
         for module, function in after:
-            hook = within(function)
-            handles.append(module.register_forward_hook(hook, with_kwargs=True))
+            put(module._forward_hooks, module._forward_hooks_with_kwargs, within(function))
         _blocks.set((*outer, block))
         yield
     finally:
-        _blocks.set(outer)
-        _surely(remove)
-
-
-def _surely(undo: Callable[[], None]) -> None:
-    """Undo something, also if Ctrl-C arrives meanwhile: to do it twice is to do it once."""
-    try:
-        undo()
-    except BaseException:
-        undo()
-        raise
+        # Ctrl-C may arrive here too, and at each call; to leave twice is to leave once.
+        try:
+            leave()
+        except BaseException:
+            leave()
+            raise
 
 
 Change = Callable[[Any, dict[Any, None]], None]
@@ -107,7 +109,11 @@ def changed(owner: Any, make: Change, undo: Change) -> Iterator[None]:
             make(owner, parts)
         yield
     finally:
-        _surely(leave)
+        try:  # as above
+            leave()
+        except BaseException:
+            leave()
+            raise
 
 
 def evaluating(module: nn.Module) -> AbstractContextManager[None]:

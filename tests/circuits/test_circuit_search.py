@@ -207,7 +207,7 @@ def test_each_template_is_left_out_once(view, templates, reading):
     titles = [section.title for section in reading.sections()]
     assert titles[1:] == ["Parts", "Templates", "Questions"]
     other = replace(found, left_out={"short": replace(found, measured=with_f(found, 0.89))})
-    assert "restore on it: 0.89 (short); less than 0.9 of short." in _of_the_others(other)
+    assert "restore on it: 0.89 (short); below 0.9 on short." in _of_the_others(other)
 
 
 def with_f(found, value):

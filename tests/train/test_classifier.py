@@ -108,7 +108,9 @@ test_resume_refuses_other_settings = refused(RESUMED, CheckpointError)
 def test_a_finished_run_stays_as_it_is(trained, caplog):
     run, model, history = trained
     before = times(run)
-    message = "holds training.json and config.json and model.safetensors already.*--resume.*--out"
+    message = "holds training.json and config.json and .* already.*resume=True.*--out"
+        "holds training.json and config.json and model.safetensors already.*resume=True.*--out"
+    )
     with pytest.raises(CheckpointError, match=message):
         train(run)
     again, same = train(run, resume=True)

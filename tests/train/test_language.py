@@ -193,7 +193,7 @@ def resumed(*config, **changed):
 
 RESUMED = {
     "Nothing to resume in .* Train without --resume": lambda tmp_path: train(tmp_path, resume=True),
-    "holds training.json .* already.*--resume": lambda trained: train(trained[0]),
+    "holds training.json .* already.*resume=True": lambda trained: train(trained[0]),
     "with learning_rate=0.01, not learning_rate=0.1": resumed(learning_rate=0.1),
     "with d_hidden=20, not d_hidden=24. Resume with": resumed(small_config(d_hidden=24)),
 }

@@ -45,10 +45,11 @@ def report_readings(
         first = _language_readings(model, given, source, entries)
     own = {"bonds": recorded_settings(source)} if source else {}
     load_data = loader(model, source)
+    # The data of a report are those of readings that need them.
+    of_data = {name: given.pop(name) for name in ("data", "data_dir") if name in given}
 
     def load(settings: Mapping[str, Any], images: bool, optional: bool) -> Any:
-        # The data of a report are those of readings that need them.
-        return None if optional else load_data(settings, images, optional)
+        return None if optional else load_data({**settings, **of_data}, images, optional)
 
     return first + [
         entry.run(model, own.get(entry.name, {}) | given, load, source=source) for entry in entries
