@@ -46,7 +46,9 @@ def report_readings(
     own = {"bonds": recorded_settings(source)} if source else {}
     load_data = loader(model, source)
     # The data of a report are those of readings that need them.
-    of_data = {name: given.pop(name) for name in ("data", "data_dir") if name in given}
+    of_data: dict[str, Any] = {
+        name: given.pop(name) for name in ("data", "data_dir") if name in given
+    }
 
     def load(settings: Mapping[str, Any], images: bool, optional: bool) -> Any:
         return None if optional else load_data({**settings, **of_data}, images, optional)
