@@ -231,6 +231,9 @@ PRIVATE_NAMES = {
     "torch 2.13": "_C _global_forward_hooks _global_forward_pre_hooks",
     "tensors of torch 2.13": "_is_view",
     "modules of torch 2.13": "_forward_hooks _forward_pre_hooks _compiled_call_impl",
+    "hooks that take keywords in torch 2.13": (
+        "_forward_hooks_with_kwargs _forward_pre_hooks_with_kwargs"
+    ),
     "what no_grad calls in a TorchFunctionMode of torch 2.13": "_set_grad_enabled",
     "the Trainer of transformers 5.23: the sum since the last record": "_tr_loss",
     "configurations of transformers 5.23": "_attn_implementation",
