@@ -158,7 +158,7 @@ def find_file(path: str | Path) -> Path:
         return Path(path)
     if str(path) in task_names():
         return TASKS / f"{path}.tsv"
-    near, names = get_close_matches(str(path), task_names(), n=1), ", ".join(task_names())
+    near, names = get_close_matches(str(path).lower(), task_names(), n=1), ", ".join(task_names())
     raise BilensError(
         f"{str(path) or repr('')} is no file and no task that comes with bilens ({names}); "
         + (f"did you mean {near[0]}?" if near else f"expected lines with {EXPECTED}")

@@ -201,7 +201,7 @@ def commands_of(name: str, *words: str) -> dict[str, Command]:
             raise BilensError(f"{name} registers {names}; expected one reading in a file")
         return {name: analysis_command(entries[0])}
     if name not in COMMANDS:
-        near = get_close_matches(name, COMMANDS)
+        near = get_close_matches(name.lower(), COMMANDS)
         hint = f"did you mean {' or '.join(near)}? " if near else ""
         sys.stderr.write(f"error: {name} is not a command; {hint}`bilens --help` lists them\n")
         sys.exit(2)

@@ -355,9 +355,9 @@ def answer_question(
 def _notes(flow: Flow) -> list[str]:
     """Return what a reader may miss in the tables, and why."""
     if not flow.nodes:
-        return ["both texts are the same to the model, so that nothing changes"]
+        return ["Both texts are the same to the model, so that nothing changes."]
     if any(flow.fitted.starts):
-        return ["of texts of unlike length parts have no labels, and are not exchanged"]
+        return ["Parts of texts of unlike length have no labels, and are not exchanged."]
     return []
 
 
