@@ -19,6 +19,7 @@ from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
 import bilens
 from bilens import BilensError
+from bilens.transformer import ResidualModel
 
 LARGEST = 448
 """Largest number of float8_e4m3fn."""
@@ -50,12 +51,14 @@ def outcome(way: str) -> str:
     with TemporaryDirectory() as name:
         expected = write(way, Path(name))
         try:
-            opened = dict(bilens.load(name).model.named_parameters())
+            model = bilens.load(name)
         except BilensError as error:
             return "refused by name" if way.partition("_")[0] in str(error) else "refused"
         except Exception:  # it is counted
             return "raw error"
-        is_exact = all(torch.equal(weight, expected[name]) for name, weight in opened.items())
+        assert isinstance(model, ResidualModel)
+        opened = model.model.named_parameters()
+        is_exact = all(torch.equal(weight, expected[name]) for name, weight in opened)
         return "dequantised exactly" if is_exact else "other weights"
 
 
