@@ -87,7 +87,7 @@ def test_runs_that_are_alike_have_finite_answers(view, against):
     reading = answer_question(view, question)
     assert reading.flow.value == pytest.approx(0, abs=1e-12)
     assert reading.answer.endswith("The change starts at no token.")
-    assert any("both texts are the same" in note for note in reading.notes)
+    assert any("Both texts are the same" in note for note in reading.notes)
     assert all(isfinite(x) for record in answers(view, question) for x in numbers(record))
 
 
