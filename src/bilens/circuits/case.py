@@ -282,7 +282,10 @@ def _batches(fitted: Sequence[Fitted], processes: int, d_model: int) -> list[tup
 def both_passes(model: ResidualModel, questions: Sequence[Fitted]) -> tuple[Pass, Pass]:
     """Return the passes of the first texts and of the second ones, each of one length."""
     first, second = (torch.stack(rows) for rows in zip(*(x.rows for x in questions), strict=True))
-    tokens = torch.stack([run_tokens(model, question)[1] for question in questions])
+    tokens = model.places.rows(second)
+    for i, question in enumerate(questions):
+        if question.embeddings is not None:
+            tokens[i] = question.embeddings
     return Pass.of(model, first, parts=True), Pass.of(model, second, tokens, parts=True)
 
 

@@ -307,7 +307,6 @@ def exchanged_each(
     return of_text.changed(sets, kept=first_change((of_text, values)))[:, 0]
 
 
-@torch.no_grad()
 def _part_within(address: str, model: ResidualModel, time: int) -> Part:
     """Return the part of an address, whose position is one of `time` tokens."""
     part = Part.parse(address, model)
@@ -319,6 +318,7 @@ def _part_within(address: str, model: ResidualModel, time: int) -> Part:
     return part
 
 
+@torch.no_grad()
 def patched_effects(passes: tuple[Pass, Pass], number: Number) -> Effects:
     """Return the effects of all heads and MLPs on a number of a text, in both directions."""
     model, effects = passes[0].model, []

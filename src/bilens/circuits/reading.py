@@ -162,8 +162,7 @@ class CircuitReading(Reading):
                     heads = ", ".join(f"{name} ({f:z.2f})" for name, f in stage.strongest)
                     place = (stage.kind, stage.role, stage.first, stage.last)
                     rows.append((one.task, *place, stage.without, heads))
-            names = ["task", "stage", "at", "first", "last", "others restore"]
-            names.append("as its only head")
+            names = ["task", "stage", "at", "first", "last", "others restore", "as its only head"]
         else:
             for circuit in self.circuits:
                 assert isinstance(circuit, Circuit)
