@@ -25,6 +25,7 @@ from tests.real.packages import SMOLLM2, gguf_file
 
 import bilens
 from bilens.circuits import Cases, Stages, circuit
+from bilens.circuits.cases import ROLES
 from bilens.flows import Question
 
 NAMES = ["Mary", "John", "Tom", "Anna", "Paul", "Lisa", "Mark", "Sara"]
@@ -48,8 +49,8 @@ FIGURE = 24
 """Questions of the figure."""
 GOOD = (0.9, 1.15)
 TWO_ROLES = Cases.__dict__["roles"]
-FIRST = {1: 0, 5: 4}
-"""Numbers of the roles "word 2" and "word 2 and end", as those of "word" and "word and end"."""
+FIRST = {ROLES.index(x): ROLES.index(x.replace(" 2", "")) for x in ROLES if "word 2" in x}
+"""The role of the first word by that of the second, each as its number."""
 
 
 def questions(task: str) -> list[Question]:

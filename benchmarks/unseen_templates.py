@@ -49,6 +49,7 @@ from bilens.circuits import (
     passed,
     verdict,
 )
+from bilens.circuits.cuts import is_at
 from bilens.flows import read_pairs
 from bilens.transformer import ResidualModel
 
@@ -57,8 +58,6 @@ TASKS = sorted(path.stem for path in FILES if path.stem != "pronouns")
 """Tasks of models of English; the pronouns are those of the story model."""
 TEMPLATES, LEAST = 3, 3
 """Templates of each task, and questions of each that the model answers, at least."""
-NUMBERS = {"word": (0, 1, 4, 5), "end": (3, 4, 5)}
-"""Numbers of the roles at the word, at all of several, and at the end; they may be one place."""
 OURS, PARTS, EAP_IG = "stages", "parts", "parts, EAP-IG"
 METHODS = (OURS, PARTS, EAP_IG)
 LEVEL, LEFT = (0.9, 1.15), 0.1
@@ -140,7 +139,7 @@ def random_directions(others: Sequence[Split], cuts: Cuts, place: Any) -> MLPDir
     changes = []
     for group, numbers in enumerate(finding.groups):
         first, second = finding.passes(group)
-        at = [role in NUMBERS[place] for role in finding.roles[numbers[0]]]
+        at = is_at(torch.tensor(finding.roles[numbers[0]]), place)
         moved = first.streams[layer] - second.streams[layer]
         changes.append(moved[:, at].flatten(0, 1).double())
     rows = torch.cat(changes)

@@ -173,7 +173,7 @@ def _changes(cases: Cases, of_group: Sequence[int], second: Pass, passing: Passi
             moved, y = x - other, other
             for (at, place), directions in passing.items():
                 if at == layer:
-                    here = moved * _is_at(roles, place)[:, None]
+                    here = moved * is_at(roles, place)[:, None]
                     if directions is not None:
                         written, read = (rows.to(x) for rows in directions)
                         here = (here @ read.T) @ written
@@ -184,7 +184,8 @@ def _changes(cases: Cases, of_group: Sequence[int], second: Pass, passing: Passi
     return changes
 
 
-def _is_at(roles: Tensor, place: Place) -> Tensor:
+def is_at(roles: Tensor, place: Place) -> Tensor:
+    """Return which roles, by their numbers, are those of a place; of words it is any of them."""
     numbers = [number for number, role in enumerate(ROLES) if place in role]
     return torch.isin(roles, torch.tensor(numbers, device=roles.device))
 
@@ -222,7 +223,7 @@ def _own_snapshots(cases: Cases, layer: int, place: Place) -> list[tuple[Tensor,
                 (slope,) = torch.autograd.grad(_rises(cases, numbers, streams).sum(), zeros)
             total += slope / len(points)
         roles = torch.tensor(cases.roles[numbers[0]], device=moved.device)
-        here = _is_at(roles, place)
+        here = is_at(roles, place)
         scale = cases.changes[numbers].to(moved)[:, None, None] ** -0.5
         rows = [(scale * x)[:, here].flatten(0, 1).cpu().double() for x in (moved, total)]
         found.append((rows[0], rows[1]))

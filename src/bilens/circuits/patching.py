@@ -318,7 +318,6 @@ def _part_within(address: str, model: ResidualModel, time: int) -> Part:
     return part
 
 
-@torch.no_grad()
 def patched_effects(passes: tuple[Pass, Pass], number: Number) -> Effects:
     """Return the effects of all heads and MLPs on a number of a text, in both directions."""
     model, effects = passes[0].model, []

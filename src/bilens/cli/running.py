@@ -128,11 +128,9 @@ def report(
         against: (language) a second text of as many tokens; the page asks why the token is likelier
             after the first. By default a held-out text.
     """
-    settings = {
-        **{"data": data, "data_dir": data_dir, "basis": basis, "drop": drop, "metric": metric},
-        **{"order": order, "token": token, "minus": minus, "layer": layer, "among": among},
-        **{"prompt": prompt, "against": against},
-    }
+    settings: dict[str, Any] = {"data": data, "data_dir": data_dir, "basis": basis, "drop": drop}
+    settings |= {"metric": metric, "order": order, "token": token, "minus": minus, "layer": layer}
+    settings |= {"among": among, "prompt": prompt, "against": against}
     folder = Path(model)
     inside, outside = folder / "report.html", Path("runs") / f"report-{folder.stem}.html"
     page = own_place(output, inside if folder.is_dir() else outside)

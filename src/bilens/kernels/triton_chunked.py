@@ -10,7 +10,7 @@ nothing, as the host's time is all the time that short texts take.
 from collections.abc import Callable
 from functools import cache, wraps
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -75,9 +75,10 @@ def _attend(inputs: Inputs, scale: float, state: Tensor | None) -> tuple[Tensor,
     q1, k1, v, q2, k2 = text.parts
     states = text.states((k1, k2, v), state)
     y = _in_chunks(inputs, scale, text.read((q1, q2), states, (0, 1, 2)))
-    if states.last is None or state is None:
+    _, last = states
+    if last is None or state is None:
         return y, None
-    return y, text.stored(states.last).view_as(state)
+    return y, text.stored(last).view_as(state)
 
 
 def _gradients(
@@ -186,14 +187,11 @@ def _readable_inputs(inputs: Inputs) -> Inputs:
     return _readable(q1), _readable(k1), _readable(v), q2, k2
 
 
-class _States(NamedTuple):
-    """States (kv_heads, chunks, ...) before each chunk, and the state after all of them.
+States = tuple[Tensor, Tensor | None]
+"""States (kv_heads, chunks, ...) before each chunk, and the state after all of them.
 
-    `last` is None without a first state.
-    """
-
-    before: Tensor
-    last: Tensor | None
+The last is None without a first state.
+"""
 
 
 class _Text:
@@ -242,7 +240,7 @@ class _Text:
 
     def states(
         self, keys: tuple[Tensor, Tensor, Tensor], start: Tensor | None, *, reverse: bool = False
-    ) -> _States:
+    ) -> States:
         """Return the states of keys after a first one, in the order of time or from the end."""
         a, b, c = keys
         chunks = -(-self._time // self.length)
@@ -291,7 +289,7 @@ class _Text:
             first = torch.zeros_like(sums[:, :1]) if start is None else start[:, None]
             start = torch.cat([first, sums[:, :-1]], 1).cumsum(1)
         launch(start, last, segments, totals=False)
-        return _States(states, last)
+        return states, last
 
     def carried_gradients(
         self, dy: Tensor, state: Tensor | None, dlast: Tensor | None
@@ -303,6 +301,7 @@ class _Text:
         q1, k1, v, q2, k2 = self.parts
         before = self.states((k1, k2, v), state)
         after = self.states((q1, q2, dy), dlast, reverse=True)
+        _, last = after
         twice = 2.0 if self.squared else 1.0
         # Of a squared score both factors have the same gradient: one read instead of two, twice.
         results: list[Tensor | None] = [
@@ -311,17 +310,17 @@ class _Text:
             self.read((k1, k2), after, (0, 1, 2), reverse=True),
         ]
         if self.squared:
-            return [*results, None, None], after.last
+            return [*results, None, None], last
         results += [
             self.read((q1, dy), before, (0, 2, 1)),
             self.read((k1, v), after, (0, 2, 1), reverse=True),
         ]
-        return results, after.last
+        return results, last
 
     def read(
         self,
         queries: tuple[Tensor, Tensor],
-        states: _States,
+        states: States,
         axes: tuple[int, int, int],
         scale: float = 1.0,
         *,
@@ -336,7 +335,7 @@ class _Text:
             scale: of the outputs.
             reverse: whether queries are keys, and states those of the queries after them.
         """
-        qa, qb = queries
+        (qa, qb), (before, last) = queries, states
         _, k1, v, _, k2 = self.parts
         of_state = k1.shape[-1], k2.shape[-1], v.shape[-1]
         widths = of_state[axes[0]], of_state[axes[1]], of_state[axes[2]]
@@ -347,13 +346,13 @@ class _Text:
         heads = qa.shape[0] * qa.shape[1]
         y = qa.new_empty(*qa.shape[:3], widths[2], dtype=torch.float32)
         read_kernel[heads * -(-self._time // constants["BT"]) * columns,](
-            *(qa, qb, states.before, y, scale, self._time, self.length, qa.shape[1]),
+            *(qa, qb, before, y, scale, self._time, self.length, qa.shape[1]),
             *(*qa.stride()[:3], *qb.stride()[:3]),
             **constants,
             SHARING=1 if reverse else self._sharing,
             REVERSE=reverse,
             HALF=half,
-            RESUMED=states.last is not None,
+            RESUMED=last is not None,
             PRECISION=self._precision,
         )
         return y

@@ -52,14 +52,11 @@ def otherwise_read(
 
     Of texts these are words in capitals, since sentences begin with one; of answers all.
     """
-    lost, lowered = dict[str, None](), dict[str, None]()
+    lost, lowered = set[str](), dict[str, None]()
     if model.tokenizer is None:
         return ()
     for text in texts:
-        for sign in {sign for sign in text if not sign.isascii()}:
-            rest = text.replace(sign, "")
-            if rest.strip() and torch.equal(model.ids(rest), model.ids(text)):
-                lost[sign] = None
+        lost |= _dropped_signs(model, text)
         words = filter(str.isupper, re.findall(r"\w{2,}", text))
         read = write_out(model.tokenizer, model.ids(text)) if text != text.lower() else ""
         lowered |= dict.fromkeys(
@@ -75,6 +72,16 @@ def otherwise_read(
         *([f"the tokenizer drops {signs}"] if signs else []),
         *(f'"{word}" is read as "{word.lower()}"' for word in lowered),
     )
+
+
+def _dropped_signs(model: ResidualModel, text: str) -> set[str]:
+    """Return the signs of a text without which it has the same tokens."""
+    dropped = set[str]()
+    for sign in {sign for sign in text if not sign.isascii()}:
+        rest = text.replace(sign, "")
+        if rest.strip() and torch.equal(model.ids(rest), model.ids(text)):
+            dropped.add(sign)
+    return dropped
 
 
 def _spaced(model: ResidualModel, name: str) -> tuple[int, int] | None:

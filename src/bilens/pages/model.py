@@ -35,13 +35,12 @@ def report_readings(
             "folder or name, or a reading"
         )
     entries = [entry for name in add for entry in find_analyses(name)]
+    first: list[Reading] = []
     if isinstance(model, ImageClassifier):
         entries.insert(0, find_analysis("bonds" if len(model.layers) > 1 else "eigenvectors"))
         _check_effects(given, set(), entries)
-        check_once(entries)
-        first: list[Reading] = []
-    else:
-        check_once(entries)
+    check_once(entries)
+    if isinstance(model, ResidualModel):
         first = _language_readings(model, given, source, entries)
     own = {"bonds": recorded_settings(source)} if source else {}
     load_data = loader(model, source)
