@@ -189,7 +189,7 @@ def control(task: Task) -> dict[str, Any]:
     of_nonsense = find_stages(splits)
     question = splits[0].measuring.cases[0].question
     said = verdict(found.measured, of_nonsense.measured, question)
-    return {"told apart": not said.endswith("not told apart."), **asdict(of_nonsense.measured)}
+    return {"told apart": "cannot be told" not in said, **asdict(of_nonsense.measured)}
 
 
 def measure(folder: Path, name: str, model: ResidualModel, tasks: Sequence[str]) -> dict[str, Any]:

@@ -80,7 +80,7 @@ def test_linearise_then_anneal(model, texts, tmp_path, capsys):
     small = ["--data", texts, "--length", "8", "--tokens", "0.256K", "--device", "cpu", "--output"]
     given = ["linearise", model, "--held-out", "16", "--steps", "3", *small]
     shown = output_of(capsys, *given, run)
-    for part in ("loss alone", "layers that suffer most: ", "2 layers linear: "):
+    for part in ("loss alone", "layers that suffer most: ", "linear: 2 of "):
         assert part in shown
     assert str(run) in shown.replace("\n", "")
     annealed = output_of(capsys, "anneal", run, "--batch-size", "4", *small, tmp_path / "run")
@@ -92,7 +92,7 @@ def test_linearise_then_anneal(model, texts, tmp_path, capsys):
 def test_linearise_some_layers_within_a_budget(model, texts, tmp_path, capsys):
     command = ["linearise", model, "--data", texts, *OF_TEXTS]
     shown = output_of(capsys, *command, "--layers", "1", "--output", tmp_path / "one")
-    assert "1 layers linear" in shown
+    assert "linear: 1 of " in shown
     assert bilens.load(tmp_path / "one").mlp(1).n_out == 16
     full = in_json(capsys, *command, "--budget", "10", "--output", tmp_path / "a")
     assert (full["layers"], {*full["distances"]}) == ([0, 1], {"0", "1"})

@@ -94,6 +94,10 @@ class Reading:
         """Whether its main table takes a notebook no long computation, and is shown with it."""
         return True
 
+    def answer(self) -> str:
+        """Return what it says, in sentences; empty where its numbers say it all."""
+        return ""
+
     def facts(self) -> list[Fact]:
         """Return its main numbers, a name and a value each."""
         return []

@@ -228,13 +228,13 @@ def _records(
 def _without_tabs(line: str) -> str:
     """Return why a line that has no tab may be no question."""
     if line.lstrip()[:1] in ("[", "{"):
-        return "It looks like JSON, which is read from .jsonl files, a question in each line"
+        return "it looks like JSON, which is read from .jsonl files, a question in each line"
     if "," in line or ";" in line:
         return (
-            "It has no tab: columns are separated by commas only below a header with their names, "
+            "it has no tab: columns are separated by commas only below a header with their names, "
             "which begins with text,token,minus,against"
         )
-    return "It has no tab: columns are separated by tabs, not by spaces"
+    return "it has no tab: columns are separated by tabs, not by spaces"
 
 
 def _question(place: str, fields: list[str], header: Sequence[str]) -> QuestionLine:
@@ -245,8 +245,9 @@ def _question(place: str, fields: list[str], header: Sequence[str]) -> QuestionL
     if header and n != len(header):
         raise BilensError(f"{has}, expected {len(header)}, as the header has")
     if not header and not 3 <= n <= len(COLUMNS):
-        hint = f". {_without_tabs(fields[0])}" if n == 1 else ""
-        raise BilensError(f"{has}; expected, separated by tabs, {EXPECTED}{hint}")
+        if n == 1:
+            has = f"{place}: {_without_tabs(fields[0])}"
+        raise BilensError(f"{has}; expected, separated by tabs, {EXPECTED}")
     values = dict.fromkeys(COLUMNS, "") | dict(zip(names, fields, strict=False))
     for name in ("text", "token"):
         if not values[name].strip():

@@ -218,18 +218,24 @@ def test_a_search_for_nonsense_is_told_apart(view, reading):
     (answer,), (found,) = reading.answers, reading.circuits
     control = found.control.measured
     assert control.answers < control.questions
-    assert answer.control.endswith("nothing is there.")
+    share = f"{control.answers} of {control.questions}"
+    assert f"can be told from this nonsense: the model answers {share}" in answer.control
     question = Question("t1", "t5", ("t6",), "t2")
     same = verdict(found.measured, found.measured, question)
-    assert same.endswith("not told apart.")
-    apart = [
-        replace(found.measured, answers=1),
-        replace(found.measured, change=0.4 * found.measured.change),
-        replace(found.measured, right=0),
-        replace(found.measured, closeness=found.measured.closeness - 0.2),
-    ]
-    for one in apart:
-        assert verdict(found.measured, one, question).endswith("nothing is there.")
+    assert "The answer cannot be told from this nonsense: it changes by" in same
+    apart = {
+        "the model answers 1 of": replace(found.measured, answers=1),
+        "it changes by": replace(found.measured, change=0.4 * found.measured.change),
+        "what is found for it is right in 0 of": replace(found.measured, right=0),
+        "what is found for it comes as near": replace(
+            found.measured, closeness=found.measured.closeness - 0.2
+        ),
+    }
+    # Only what tells it apart is said.
+    for reason, one in apart.items():
+        said = verdict(found.measured, one, question)
+        assert f"The answer can be told from this nonsense: {reason}" in said
+        assert said.count(";") == 0
 
 
 def test_one_question_has_parts_at_positions(view):

@@ -1,7 +1,7 @@
 """A type of each kind by day, all types every night."""
 
 import pytest
-from experiments.families import ATTENTIONS, NEEDS, counts, is_exact, measure
+from experiments.families import NEEDS, SUMS, counts, is_exact, measure
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from tests.nightly import nightly
@@ -16,19 +16,20 @@ that do nothing, routers that read earlier ones, and a model of texts and images
 
 
 @pytest.mark.parametrize("kind", nightly(sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES), KINDS))
-def test_a_flow_is_exact_or_refused_by_name(kind):
+def test_a_sum_is_exact_or_refused_by_name(kind):
     row = measure(kind)
     if row["not made"]:
         assert kind in NEEDS
         return
-    for way in ATTENTIONS:
+    for way in SUMS:
         assert is_exact(row[way]) or (kind not in KINDS and row[f"{way}: refused by"]), row
 
 
 def test_nan_is_not_exact_and_is_counted_as_off():
     row = {"type": "a", "class": "A", "not made": ""}
-    for way, error in (("eager", float("nan")), ("sdpa", None)):
+    for way in SUMS:
+        error = None if way == "sdpa attention" else float("nan")
         row |= {way: error, f"{way}: refused by": "softmax" if error is None else ""}
     counted = counts([row])
-    assert (counted["eager: exact"], counted["eager: off"]) == (0, 1)
-    assert (counted["sdpa: exact"], counted["sdpa: refused"]) == (0, 1)
+    assert (counted["eager attention: exact"], counted["eager attention: off"]) == (0, 1)
+    assert (counted["sdpa attention: exact"], counted["sdpa attention: refused"]) == (0, 1)

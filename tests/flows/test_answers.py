@@ -78,7 +78,7 @@ def test_a_model_writes_the_answer_by_its_likeliest_tokens():
         longer = torch.cat([longer, likeliest[None]])
     found = answer_flows(view, ids, generate=4)
     assert found.record() == answer_flows(view, ids, longer[3:]).record()
-    assert found.answer == tuple(f"t{i}" for i in longer[3:])
+    assert found.spoken == tuple(f"t{i}" for i in longer[3:])
 
 
 def test_a_page_has_the_map_and_a_row_for_each_token(tmp_path):

@@ -301,7 +301,9 @@ test_questions_of_another_model_are_one_error = refused(
 )
 test_an_answer_of_several_tokens_stands_alone = refused(
     {
-        "has several tokens, .t6.t6., .*leave out minus='t6'": of_each(*READS, token="t6 t6"),
+        "is several tokens of the model, .t6.t6..*leave out minus='t6'": of_each(
+            *READS, token="t6 t6"
+        ),
         "token='t5 t9'.*single token": of_each(*READS, token=("t5 t9", "t6"), minus=()),
         # Vectors of positions keep texts alike.
         "against has 4 tokens, expected 5": lambda: asked(patch, family_view("gpt2"), UNLIKE[0]),

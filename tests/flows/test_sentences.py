@@ -67,15 +67,14 @@ def test_what_the_model_prefers_is_said(token, minus):
     by = f"by {shown(a)} and {shown(b)}; the difference changes by {signed(a - b)}."
     sentence = f"The model prefers {where}, {by}"
     assert reading.preference == sentence
-    # The page, the terminal and the record say it.
-    assert reading.answer.startswith(sentence)
+    # The page and the terminal say it.
+    assert reading.answer().startswith(sentence)
     assert reading.sections()[0].text.startswith(sentence)
-    assert reading.facts()[0] == ("", sentence[:-1])
     assert reading.record()["preferred"] == [better, there]
     # What is left of a change is called a change.
     assert reading.left == pytest.approx(a - b + reading.together, abs=1e-5 * abs(a - b))
     left = signed(reading.left)
-    assert f"exchanged the change is {left}, not {signed(a - b)}." in reading.answer
+    assert f"exchanged the change is {left}, not {signed(a - b)}." in reading.answer()
     assert dict(reading.facts())[f'change of "{token}" minus "{minus}"'] == pytest.approx(a - b)
     assert "after the second text" not in dict(reading.facts())
     # Only a question whose premise holds is asked.
@@ -159,8 +158,9 @@ def test_a_far_less_probable_token_than_with_a_space_has_a_hint(scale, text):
             assert token_hints(view, [question]) == hints
             reading = answer_question(view, question)
             assert reading.notes == tuple(reading.record()["notes"]) == hints
-            assert [value for key, value in reading.facts() if key == "note"] == list(hints)
-            assert (hint in reading.sections()[0].text) == (name in far)
+            assert (
+                (hint in reading.answer()) == (hint in reading.sections()[0].text) == (name in far)
+            )
         assert token_hints(view, [Question(text, f" {name}", ("?",))]) == ()
     if scale == 1:
         assert not far
@@ -240,6 +240,8 @@ def spaced(**options):
 test_what_an_answer_of_several_tokens_asks_for_is_said = refused(
     {
         "a single token": spaced(token="a", minus="New York", against="a a c"),
-        "several tokens, .New. York": spaced(token="New York", minus="a", against="a a c"),
+        "several tokens of the model, .New. York": spaced(
+            token="New York", minus="a", against="a a c"
+        ),
     }
 )

@@ -205,8 +205,9 @@ def circuit(
         questions: File with a line for each question, its columns separated by tabs: the text, the
             token, tokens to subtract (both separated by commas), the second text and, with several
             of them, the names of its task and template; or as a header says, a first line with
-            their names, text, token, minus, against, task and template. Or the name of a task that
-            comes with bilens, such as agreement. Some questions of a template find, the others
+            their names, text, token, minus, against, task and template. Or a .jsonl file, in each
+            line an object with these names, or the name of a task that comes with bilens, such as
+            agreement. Some questions of a template find, the others
             measure.
         level: Stages, or parts: the heads and MLPs of a circuit one by one, of a single question
             at positions.

@@ -19,27 +19,37 @@ def nonsense(cases: Cases) -> Cases:
 
 
 def verdict(answer: Measured, control: Measured, question: Question) -> str:
-    """Return in a sentence whether a search for nonsense is told apart from the answer.
+    """Return in a sentence whether a search for nonsense is told apart from the answer, and by what.
 
     It is if the model answers less than three quarters of its questions, their number changes less
     than half as much, or what was found is less right by a fifth, or less close by a tenth.
     """
     token, minus = map(in_words, (*question.tokens, *question.minus))
-    known = control.answers is None or control.answers >= 0.75 * control.questions
     right = [0.0 if x.right is None else x.right / x.questions for x in (answer, control)]
-    is_apart = (
-        not known
-        or control.change < answer.change / 2
-        or right[1] < right[0] - 0.2
-        or control.closeness < answer.closeness - 0.1
+    change = f"it changes by {control.change:.2g}, the answer by {answer.change:.2g}"
+    rightness = (
+        f"what is found for it is right in {control.right} of {control.questions} questions, for "
+        f"the answer in {answer.right} of {answer.questions}"
     )
-    told = "nothing is there" if is_apart else "not told apart"
+    closeness = (
+        f"what is found for it comes as near to single questions as {control.closeness:z.0%}, for "
+        f"the answer as {answer.closeness:z.0%}"
+    )
+    reasons = []
+    if control.answers is not None and control.answers < 0.75 * control.questions:
+        share = f"{control.answers} of {control.questions}"
+        reasons.append(f"the model answers {share} of its questions")
+    if control.change < answer.change / 2:
+        reasons.append(change)
+    if right[1] < right[0] - 0.2:
+        reasons.append(rightness)
+    if control.closeness < answer.closeness - 0.1:
+        reasons.append(closeness)
+    told = "can be told from" if reasons else "cannot be told from"
+    because = "; ".join(reasons or [change, rightness, closeness])
     return (
-        f"Control: {token} minus {minus}, which nobody asked, changes by {control.change:.2g} "
-        f"(the answer by {answer.change:.2g}); what the same search finds for it is right in "
-        f"{control.right} of {control.questions} questions ({answer.right} of "
-        f"{answer.questions}), and comes as near to single questions as {control.closeness:z.0%} "
-        f"({answer.closeness:z.0%}): {told}."
+        f"Control: the same search for {token} minus {minus}, which no question asks. The answer "
+        f"{told} this nonsense: {because}."
     )
 
 

@@ -100,8 +100,9 @@ def check_processes(args: Sequence[str]) -> None:
     if os.environ.get("RANK", "0") != "0":
         sys.exit(1)
     raise BilensError(
-        f"bilens {name} runs in one process, and WORLD_SIZE={os.environ['WORLD_SIZE']}: start it "
-        f"without torchrun, which {', '.join(DIVIDED)} (with --steps for linearise) are for"
+        f"bilens {name} runs in one process, and torchrun started {os.environ['WORLD_SIZE']}: "
+        f"start it without torchrun. These commands share their work: {', '.join(DIVIDED)} "
+        "(linearise with --steps)"
     )
 
 

@@ -116,6 +116,10 @@ SHARED = {
 """By an argument of functions that several options reach: these, told apart by their values."""
 
 
+OF_A_QUESTION = ("prompt", "token", "minus", "against")
+"""Options that ask a single question."""
+
+
 def flag_of(name: str) -> str:
     """Return an option as it is typed: --data-dir for data_dir."""
     return f"--{name.replace('_', '-')}"
@@ -136,7 +140,9 @@ def as_typed(message: str, settings: Mapping[str, Any]) -> str:
         held = value if given else ""
         options = [x for x in SHARED.get(name, (name,)) if str(held) in str(settings.get(x) or "")]
         (option,) = [*options, name][:1]
-        if option not in settings:
+        # What stands in the lines of a file of questions is no option that was typed.
+        is_of_file = bool(settings.get("questions")) and option in OF_A_QUESTION
+        if option not in settings or is_of_file:
             return match[0]
         if value is True:
             return flag_of(option)

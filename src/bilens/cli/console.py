@@ -34,7 +34,10 @@ class PlainConsole(Console):
     """A console that puts no control character on the terminal but its own."""
 
     def __init__(self, **settings: Any) -> None:
-        super().__init__(**{"markup": False, "highlight": False, "soft_wrap": True, **settings})
+        plain = {"markup": False, "highlight": False, "soft_wrap": True}
+        if os.environ.get("NO_COLOR"):
+            plain["color_system"] = None  # nor bold letters, which rich leaves
+        super().__init__(**{**plain, **settings})
         if "width" not in settings and not self.is_terminal:
             # Pipes and files get whole lines, which tools can split, however long they are.
             self.width = 100_000
@@ -68,7 +71,7 @@ def show_table(
         words: how many columns hold words, which come first, or whether each does; words are at
             the left of their column, numbers at the right.
     """
-    framed = out.is_terminal
+    rows, framed = list(rows), out.is_terminal
     table = Table(box=box.HEAVY_HEAD if framed else None, pad_edge=framed)
     for number, name in enumerate(header):
         is_word = number < words if isinstance(words, int) else words[number]
@@ -78,7 +81,13 @@ def show_table(
         table.add_row(*row)
     if title:
         out.print(title)
-    out.print(table)
+    if framed and out.measure(table).minimum > out.width:
+        # Too narrow for the words of all columns: a line for each row.
+        for row in rows:
+            cells = zip(header, row, strict=True)
+            out.print(", ".join(f"{name} {cell}" for name, cell in cells if cell))
+    else:
+        out.print(table)
 
 
 MODEL_HELP = (

@@ -185,7 +185,7 @@ def linearise(
         layers: which layers, by their numbers; all by default.
         budget: most nats a token that the loss may rise; layers that cost most are left gated.
         steps: of Adam, by which each layer then learns, by itself, to return its former output.
-        tokens: to fit on, as 8192, 32K or 1M.
+        tokens: to fit on, as 8192, 32K or 1M. For a try 2048 will do, with --held-out 512.
         length: tokens of a text.
         held_out: tokens of other texts of each name to measure on.
         resume: continue from the last finished layer or checkpoint in output.
@@ -264,7 +264,7 @@ def _show_linearised(linearised: "Linearised") -> dict[str, Any]:
     worst = sorted(linearised.alone, key=lambda layer: -linearised.alone[layer])[:5]
     out.print(f"layers that suffer most: {', '.join(map(str, worst))}")
     out.print(
-        f"{len(linearised.layers)} layers linear: {linearised.after:.4f} nats a token, "
+        f"linear: {len(linearised.layers)} of {len(linearised.alone)} layers; {linearised.after:.4f} nats a token, "
         f"{linearised.before:.4f} before"
     )
     return {

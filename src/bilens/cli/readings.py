@@ -107,6 +107,13 @@ OWN = (
         "transformers larger than memory.",
     ),
     Option("device", str, "auto", DEVICE_HELP),
+    Option(
+        "device_map",
+        str | None,
+        None,
+        "In place of a device: spread a transformer that is larger than one GPU over all, memory "
+        "and files, as accelerate does: auto, balanced or sequential.",
+    ),
 )
 """Options of every command of an analysis beside its own."""
 
@@ -136,6 +143,7 @@ def run_analysis(
     *,
     output: Path | None = None,
     device: str = "auto",
+    device_map: str | None = None,
     low_memory: bool = False,
     chat: bool = False,
     **settings: Any,
@@ -152,7 +160,10 @@ def run_analysis(
 
     if data := settings.get("data"):
         check_data(model, data, settings["data_dir"])
-    opened = load(model, device=choose_device(device), low_memory=low_memory)
+    place: dict[str, Any] = {"device_map": device_map} if device_map else {}
+    if not place or device != "auto":
+        place["device"] = choose_device(device)
+    opened = load(model, low_memory=low_memory, **place)
     if chat:
         from bilens.transformer import ResidualModel, in_chat
 
@@ -243,7 +254,7 @@ def show_reading(reading: Reading) -> None:
                 out.print(f"\n{caption}", style="bold", highlight=False)
                 for line in part.lines:
                     out.print(coloured(line))
-    if answers:
+    if answers := [*answers, *filter(None, [reading.answer()])]:
         out.print("\n".join(answers))
 
 

@@ -12,7 +12,7 @@ from bilens.settings import check_values, checks_of
 
 LABELS = {
     "prompt": "A text",
-    "against": "A second text, of as many tokens",
+    "against": "A second text",
     "token": "The next token",
     "minus": "Minus others",
     "layer": "Layer",

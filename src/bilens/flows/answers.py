@@ -40,7 +40,7 @@ class AnswerFlows(Reading):
 
     Attributes:
         tokens: those of the text, and of the answer without its last.
-        answer: those of the answer.
+        spoken: those of the answer.
         words: the answer as it is written.
         values: the number of each token of the answer in each run.
         flows: the flow of each token (column) to each token of the answer (row).
@@ -50,7 +50,7 @@ class AnswerFlows(Reading):
     """
 
     tokens: tuple[str, ...]
-    answer: tuple[str, ...]
+    spoken: tuple[str, ...]
     words: str
     values: Float[Tensor, "answer 2"]
     flows: Float[Tensor, "answer tokens"]
@@ -79,7 +79,7 @@ class AnswerFlows(Reading):
     @property
     def is_before(self) -> Bool[Tensor, "answer tokens"]:
         """Whether each token (column) is before each token of the answer (row)."""
-        return torch.ones_like(self.flows).tril(self.flows.shape[1] - len(self.answer)) > 0
+        return torch.ones_like(self.flows).tril(self.flows.shape[1] - len(self.spoken)) > 0
 
     def facts(self) -> list[Fact]:
         sums = self.flows.sum(1) + self.choices
@@ -98,7 +98,7 @@ class AnswerFlows(Reading):
     def columns(self) -> Columns:
         """Return a row for each token of the answer, and a column for each token before it."""
         flows = torch.where(self.is_before, self.flows, torch.nan)
-        columns = [self.answer, self.changes.tolist(), *flows.T.tolist()]
+        columns = [self.spoken, self.changes.tolist(), *flows.T.tolist()]
         names = distinct(["answer", "change", *self.tokens, "choices"])
         if float(self.choices.abs().max()) > ROUNDING * float(self.flows.abs().sum()):
             columns.append(self.choices.tolist())
@@ -158,7 +158,7 @@ def answer_flows(
     width = len(rows[-1][1])
     return AnswerFlows(
         tokens=through.tokens,
-        answer=(names := tuple(shown_tokens(model, written))),
+        spoken=(names := tuple(shown_tokens(model, written))),
         words=write_out(model.tokenizer, written) if model.tokenizer else " ".join(names),
         values=torch.tensor([values for values, _, _ in rows], dtype=torch.float64),
         flows=torch.stack([torch.nn.functional.pad(x, (0, width - len(x))) for _, x, _ in rows]),

@@ -315,11 +315,11 @@ def weight_pairs(base: nn.Module, tuned: nn.Module | Mapping[str, Change]) -> di
             them: a weight, or factors A and B of tuned = base + B A.
 
     Raises:
-        BilensError: the models are not of one architecture.
+        BilensError: a weight is in no memory and no file, or a buffer differs.
     """
     pairs: dict[str, WeightPair] = {}
-    weights = dict(base.named_parameters())
     if isinstance(tuned, Mapping):
+        weights = dict(base.named_parameters())
         for name, change in tuned.items():
             stored = _stored(weights[name])
             if isinstance(change, Tensor):
@@ -329,23 +329,9 @@ def weight_pairs(base: nn.Module, tuned: nn.Module | Mapping[str, Change]) -> di
             A, B = (factor.to(whole) for factor in change)
             pairs[name] = WeightPair(name, whole + B @ A, stored, (A, B))
         return pairs
-    others = dict(tuned.named_parameters())
-    for kind, ours, theirs in (
-        ("parameter", weights, others),
-        ("buffer", dict(base.named_buffers()), dict(tuned.named_buffers())),
-    ):
-        if names := sorted(ours.keys() ^ theirs.keys()):
-            raise BilensError(
-                f"tuned and base differ in the {kind} {names[0]}, which only one of them has; "
-                "expected models of one architecture"
-            )
+    for kind, ours, theirs in _alike(base, tuned):
         for name, value in ours.items():
             other = theirs[name]
-            if value.shape != other.shape:
-                raise BilensError(
-                    f"tuned has {name} of shape {tuple(other.shape)}, base {tuple(value.shape)}; "
-                    "expected models of one architecture"
-                )
             if value.is_meta or other.is_meta:
                 raise BilensError(f"{name} is in no memory and no file, expected a whole model")
             wide = torch.promote_types(value.dtype, other.dtype)
@@ -358,6 +344,32 @@ def weight_pairs(base: nn.Module, tuned: nn.Module | Mapping[str, Change]) -> di
             of_tuned = on_device(other.detach().to(device, wide), device_of(value))
             pairs[name] = WeightPair(name, of_tuned, _stored(value))
     return pairs
+
+
+def check_alike(base: nn.Module, tuned: nn.Module) -> None:
+    """Raise BilensError unless both models have parameters and buffers of the same shapes."""
+    for kind, ours, theirs in _alike(base, tuned):
+        if names := sorted(ours.keys() ^ theirs.keys()):
+            raise BilensError(
+                f"tuned and base differ in the {kind} {names[0]}, which only one of them has; "
+                "expected models of one architecture"
+            )
+        for name, value in ours.items():
+            if value.shape != theirs[name].shape:
+                raise BilensError(
+                    f"tuned has {name} of shape {tuple(theirs[name].shape)}, base "
+                    f"{tuple(value.shape)}; expected models of one architecture"
+                )
+
+
+def _alike(
+    base: nn.Module, tuned: nn.Module
+) -> tuple[tuple[str, dict[str, Tensor], dict[str, Tensor]], ...]:
+    """Return the parameters of both models by name, and their buffers."""
+    return (
+        ("parameter", dict(base.named_parameters()), dict(tuned.named_parameters())),
+        ("buffer", dict(base.named_buffers()), dict(tuned.named_buffers())),
+    )
 
 
 def _stored(weight: Tensor) -> nn.Parameter:

@@ -143,8 +143,9 @@ def _spoken(model: ResidualModel, question: Question) -> list[int]:
             f"leave out minus={', '.join(question.minus)!r}" if question.minus else "add against"
         )
         raise BilensError(
-            f"token={question.tokens[0]!r} has several tokens, |{pieces}|, whose number is the "
-            f"change of their log-probability between two texts; {without}, or take one token"
+            f"token={question.tokens[0]!r} is several tokens of the model, |{pieces}|. Their "
+            "log-probability is compared between two texts, and no other token is subtracted: "
+            f"{without}, or ask for a word that is one token"
         )
     return numbers
 

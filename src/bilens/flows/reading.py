@@ -221,13 +221,12 @@ class FlowReading(Reading):
         number = f"the {question.target} of {token} is {shown}{change}"
         return f"The model predicts {self._each(names)}; {number}."
 
-    @property
     def answer(self) -> str:
-        """The answer: what is preferred, where it starts, the parts that carry it, their effect."""
+        """Return what is preferred, where it starts, the parts that carry it, and warnings."""
         flow = self.flow
         starts = [node for node in flow.nodes if node.kind == "token"]
         if not starts:
-            return f"{self.preference} The change starts at no token."
+            return " ".join([self.preference, "The change starts at no token.", *self.notes])
         start = max(starts, key=lambda node: abs(node.flow)).position or 0
         carried: dict[str, float] = defaultdict(float)
         for node in flow.nodes:
@@ -243,7 +242,7 @@ class FlowReading(Reading):
                 f"is {left}, not "
             )
             text += signed(flow.value)
-        return f"{self.preference} {text}."
+        return " ".join([self.preference, f"{text}.", *self.notes])
 
     @property
     def left(self) -> float:
@@ -289,15 +288,13 @@ class FlowReading(Reading):
         ]
 
     def facts(self) -> list[Fact]:
-        """Return the preference, the value, the number of nodes, and the share that is shown."""
+        """Return the value, the number of nodes, and the share that is shown."""
         n, share = self.page.shares[self.page.start]
         return [
-            ("", self.preference.removesuffix(".")),
             (f"change of {self.page.number}", self.page.value),
             ("probability of the token after the first text", Percent(self.probability)),
             ("nodes", self.page.n_nodes),
             (f"share on paths among the {n} strongest", Percent(share)),
-            *(("note", note) for note in self.notes),
         ]
 
     def columns(self) -> Columns:

@@ -340,7 +340,9 @@ def _of_choices(
     for leaf, w in zip(layer.leaves, layer.of_leaves, strict=True):
         if w is not None:
             of_seen = lacked_flows(adjoints, leaf, w).to(total)
-            total += start_flows(adjoints, leaf.value, w).to(total) - of_seen.sum(1)
+            rest = start_flows(adjoints, leaf.value, w).to(total) - of_seen.sum(1)
+            # Where all of it is of such tokens, the difference of both sums is rounding.
+            total += rest.where(rest.abs() > ROUNDING * of_seen.abs().sum(1), 0)
             lacked += of_seen
     return total
 

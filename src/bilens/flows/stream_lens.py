@@ -47,7 +47,7 @@ class LensReading(Reading):
 
     Attributes:
         tokens: those of the text.
-        answer: the likeliest token of the first text, and that of the second one, in words.
+        difference: the likeliest token of the first text minus that of the second, in words.
         value: change of the logit difference between both.
         cells: those whose stream differs.
         raises: next tokens that the whole change makes more likely.
@@ -56,7 +56,7 @@ class LensReading(Reading):
     """
 
     tokens: tuple[str, ...]
-    answer: str
+    difference: str
     value: float
     cells: tuple[LensCell, ...]
     raises: tuple[str, ...]
@@ -75,7 +75,7 @@ class LensReading(Reading):
 
     def facts(self) -> list[Fact]:
         return [
-            (f"change of {self.answer}", self.value),
+            (f"change of {self.difference}", self.value),
             ("raises", ", ".join(self.raises)),
             ("lowers", ", ".join(self.lowers)),
             ("error of the sum over all tokens", f"{self.error:.1e}"),
@@ -156,7 +156,7 @@ def read_lens(
     minus = ", ".join(map(quoted, answer.minus))
     return LensReading(
         tokens=tuple(shown_tokens(model, adjoints.ids[0])),
-        answer=f"{quoted(answer.token)} minus {minus}",
+        difference=f"{quoted(answer.token)} minus {minus}",
         value=first - second,
         cells=tuple(cells),
         raises=raises,

@@ -326,23 +326,28 @@ class SwitchedRules(Rules):
     def _bilinear(
         self, name: str, func: Any, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> Tensor:
-        pairs = {i: pair for i, x in enumerate(args) if (pair := self.pair(x))}
+        # By position or by name, as the model's code gives them.
+        operands: dict[int | str, Any] = {**dict(enumerate(args)), **kwargs}
+        bias = None
+        if name.startswith("conv"):  # a bias is in the first term alone, where it may differ too
+            of_bias = "bias" if "bias" in kwargs else 2
+            bias, operands[of_bias] = operands.get(of_bias), None
+        pairs = {place: pair for place, x in operands.items() if (pair := self.pair(x))}
         if len(pairs) != 1:
-            raise UnknownOperationError(f"{name} of more than one weight that differs")
+            raise UnknownOperationError(
+                f"{name} of {len(pairs)} weights that differ has no rule; expected one"
+            )
         ((at, pair),) = pairs.items()
         if name in ("matmul", "mm") and at == 1 and pair.base.dim() == 2 and args[0].dim() > 1:
             factors = None if pair.factors is None else (pair.factors[1].mT, pair.factors[0].mT)
             turned = WeightPair(pair.name, pair.tuned.mT, pair.base.mT, factors)
             return self._mapped(args[0], turned)
-        # A bias is in the first term alone, where it may differ too.
-        plain, bias = list(args), kwargs.pop("bias", None)
-        if name.startswith("conv") and len(args) > 2:
-            plain[2], bias = None, args[2]
         both = []
         for weight in (pair.base.clone(), pair.tuned - pair.base):
-            plain[at] = weight
+            operands[at] = weight
             with self:
-                both.append(func(*plain, **kwargs))
+                ordered = [operands[i] for i in range(len(args))]
+                both.append(func(*ordered, **{key: operands[key] for key in kwargs}))
         y = both[0] + self._switched(pair.name, both[1], 2)
         mark(y)
         if bias is None:

@@ -27,6 +27,7 @@ from bilens.flows.both_models import (
     of_weights,
     start_flows,
     weight_flows,
+    check_alike,
     weight_pairs,
 )
 from bilens.flows.fitted import fit
@@ -422,6 +423,7 @@ def _opened(
         if not isinstance(opened, ResidualModel):
             raise BilensError(f"tuned is {type(opened).__name__}, expected a language model")
         tuned = opened
+    check_alike(base.model, tuned.model)
     if isinstance(text, str):
         both = (text_ids(text, view.tokenizer, view.model.config) for view in (base, tuned))
         if len({*map(tuple, both)}) > 1:

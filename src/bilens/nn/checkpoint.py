@@ -123,8 +123,8 @@ def fetch(source: str | Path, name: str, **hub: Any) -> Path:
         path = Path(source, hub.get("subfolder") or "", name)
         if not path.is_file():
             advice = (
-                "only an adapter of another model; merge it into that model (merge_and_unload() of "
-                "PEFT), and save the result"
+                "only an adapter of another model: `bilens diff BASE ADAPTER` reads what it changes. "
+                "For a whole model merge it (merge_and_unload() of PEFT), and save the result"
                 if (Path(source) / ADAPTER_NAME).is_file()
                 else f"expected the directory of a saved model, with {CONFIG_NAME} and "
                 f"{WEIGHTS_NAME} in it"

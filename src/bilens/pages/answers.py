@@ -22,7 +22,7 @@ def answer_sections(reading: AnswerFlows) -> list[Section]:
         f"text, exactly over the tokens before it: blue raises it, red lowers it. {earlier}"
     )
     rows = []
-    for i, token in enumerate(reading.answer):
+    for i, token in enumerate(reading.spoken):
         first, second = reading.values[i].tolist()
         most = ", ".join(f"{name} {signed(x)}" for name, x in reading.strongest(i).items())
         rows.append((token, first, second, first - second, most))
@@ -38,4 +38,4 @@ def answer_figure(reading: AnswerFlows) -> Figure:
     shown = reading.flows.any(0)
     flows = torch.where(reading.is_before, reading.flows, torch.nan)[:, shown]
     tokens = [name for name, here in zip(reading.tokens, shown.tolist(), strict=True) if here]
-    return heat_figure(flows, list(reading.answer), tokens, title="", across="token", down="answer")
+    return heat_figure(flows, list(reading.spoken), tokens, title="", across="token", down="answer")

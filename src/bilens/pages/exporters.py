@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from bilens.analysis import Reading
 from bilens.circuits.reading import CircuitReading
 from bilens.circuits.stages import Stages
 from bilens.errors import BilensError
@@ -160,17 +161,12 @@ def write_save_graph(reading: FlowReading, path: Path, *, model: str, **_: Any) 
 
 
 def write_figure(
-    reading: FlowReading | CircuitReading,
-    path: Path,
-    *,
-    model: str,
-    width: int | None = None,
-    **_: Any,
+    reading: Reading, path: Path, *, model: str, width: int | None = None, **_: Any
 ) -> None:
     """Draw the picture of a reading, with a width in points."""
     pixels = None if width is None else round(width * 96 / 72)
     options: dict[str, Any] = {} if pixels is None else {"width": pixels}
-    if isinstance(reading, CircuitReading):
+    if isinstance(reading, FlowReading | CircuitReading):
         options["model"] = model
     drawn = reading.plot(**options)
     save_figure(drawn, path)

@@ -13,14 +13,14 @@ from torch import Tensor
 from bilens.checks import checked
 from bilens.figures.sheet import BLUE, GREY, SERIES, Figure, add_legend, new_figure, styled
 from bilens.flows.ablation import Ablation
-from bilens.flows.graph import Flow, path_weights
+from bilens.flows.graph import DRAWN, Flow, path_weights
 from bilens.flows.nodes import node_columns, strongest_first
 from bilens.flows.reading import FlowPage, FlowReading
 from bilens.flows.saved import SavedGraph
 from bilens.flows.summary import LanguageSummary
 from bilens.flows.table import FlowTable
 from bilens.pages import answers, diff, lens  # noqa: F401  they register their pages
-from bilens.pages.graph import WIDE, graph_figure
+from bilens.pages.graph import WIDE, graph_figure, graph_plot
 from bilens.pages.layout import plot_of, sections_of
 from bilens.sections import FlowDrawing, Picture, Section, Table, signed
 
@@ -47,8 +47,8 @@ def table_sections(table: FlowTable) -> list[Section]:
 @sections_of.register
 def flow_sections(reading: FlowReading) -> list[Section]:
     """Return the answer with its graph, how well it holds, and the nodes."""
-    answer = " ".join([reading.answer, *reading.notes])
-    sections = [Section(reading.title, answer, [[FlowDrawing(asdict(reading.page))]])]
+    drawing = FlowDrawing(asdict(reading.page))
+    sections = [Section(reading.title, reading.answer(), [[drawing]])]
     if ablated := reading.ablated:
         method = (
             "Each node's change was exchanged between the texts, in both directions; the mean "
@@ -108,9 +108,10 @@ def saved_plot(reading: SavedGraph, *, width: int = WIDE) -> Figure:
 
 
 @plot_of.register
-def answer_plot(reading: FlowReading, *, width: int = WIDE) -> Figure:
-    """Draw the graph of the strongest nodes over the tokens; see `graph_plot`."""
-    return reading.flow.plot(width=width)
+def answer_plot(reading: FlowReading, *, width: int = WIDE, model: str = "") -> Figure:
+    """Draw the strongest nodes over the tokens, under the question; see `graph_plot`."""
+    caption = f"{reading.title} ({model})" if model else reading.title
+    return graph_plot(reading.flow.top(DRAWN), caption, width=width)
 
 
 def node_table(flow: Flow, page: FlowPage) -> pd.DataFrame:
@@ -135,11 +136,11 @@ def start_table(page: FlowPage) -> pd.DataFrame:
 @checked
 @styled
 def ablation_figure(ablations: Sequence[Ablation]) -> Figure:
-    """Plot predicted against actual change of the logit, for parts that were removed.
+    """Plot the measured effects of parts against their flows: what is lost without each.
 
     The title has Pearson's correlation. The largest changes have labels where there is room.
     """
-    pairs = [[result.predicted, result.actual] for result in ablations]
+    pairs = [[-result.predicted, -result.actual] for result in ablations]
     changes = torch.tensor(pairs, dtype=torch.float64)
     title = f"{len(ablations)} parts removed alone"
     if len(ablations) > 2:
@@ -151,23 +152,22 @@ def ablation_figure(ablations: Sequence[Ablation]) -> Figure:
     # Blue and red mean the sign elsewhere, so that kinds have other colours.
     axes.set_prop_cycle(color=[*SERIES[2:], BLUE])
     for kind in dict.fromkeys(result.kind for result in ablations):
-        members = [result for result in ablations if result.kind == kind]
-        predicted = [result.predicted for result in members]
-        axes.plot(predicted, [result.actual for result in members], "o", markersize=5, label=kind)
+        members = [i for i, result in enumerate(ablations) if result.kind == kind]
+        axes.plot(*changes[members].T.tolist(), "o", markersize=5, label=kind)
     axes.margins(0.1)  # room for labels
     for i, side in _label_sides(changes).items():
         up, across = side.split()
         axes.annotate(
             ablations[i].part.split(" ")[0],  # the address alone: the tokens are in the table
-            (ablations[i].predicted, ablations[i].actual),
+            changes[i].tolist(),
             xytext=(6 if across == "right" else -6, {"top": 6, "middle": 0, "bottom": -6}[up]),
             textcoords="offset points",
             ha="left" if across == "right" else "right",
             va={"top": "bottom", "middle": "center", "bottom": "top"}[up],
             annotation_clip=False,
         )
-    axes.set_xlabel("change of the logit that the flow predicts")
-    axes.set_ylabel("measured change")
+    axes.set_xlabel("flow")
+    axes.set_ylabel("measured effect")
     add_legend(axes)
     return figure
 

@@ -261,15 +261,15 @@ def flow_plot(reading: Flow, *, width: int = WIDE) -> Figure:
 
 @plot_of.register
 def graph_plot(reading: FlowGraph, caption: str = "", *, width: int = WIDE) -> Figure:
-    """Draw the graph over the tokens of the text, under a caption.
+    """Draw the graph over the tokens of the text, under a caption and the share that it shows.
 
     Its labels have room in a figure of `width` pixels.
     """
     flow = reading.flow
-    caption = caption or (
-        f"{len(reading.nodes) - 1} of {len(flow.nodes):,} nodes: {reading.share_of_logit:.0%} of "
-        "the change passes through them alone"
-    )
+    caption = (
+        f"{caption} {len(reading.nodes) - 1} of {len(flow.nodes):,} nodes: "
+        f"{reading.share_of_logit:.0%} of the change passes through them alone"
+    ).strip()
     return graph_figure(
         reading.nodes, flow.tokens, reading.path_weights, flow.n_layers, caption, width
     )

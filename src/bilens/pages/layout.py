@@ -92,6 +92,8 @@ def facts_and_tables(reading: Reading) -> dict[str, Any]:
     No entry takes the place of another of its name; see `Reading.tables`.
     """
     entries: list[tuple[str, Any]] = [(name, plain(value)) for name, value in reading.facts()]
+    if answer := reading.answer():
+        entries.insert(0, ("answer", answer))
     for name, part in captioned(reading.sections()):
         rows = plain(part.frame) if isinstance(part, Table) else list(map(asdict, part.lines))
         entries.append((name, rows))

@@ -17,7 +17,7 @@ def lens_sections(reading: LensReading) -> list[Section]:
     text = (
         "Each cell is the change of the stream between both texts before a layer, at a position, "
         "carried forward to all logits: the token that it raises most. Colour is the change of "
-        f"{reading.answer} by it. The cells of a layer add up to the change of every logit, "
+        f"{reading.difference} by it. The cells of a layer add up to the change of every logit, "
         f"within {reading.error:.0e} of the largest."
     )
     picture = Picture("lens", partial(lens_figure, reading))
