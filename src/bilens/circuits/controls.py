@@ -19,7 +19,7 @@ def nonsense(cases: Cases) -> Cases:
 
 
 def verdict(answer: Measured, control: Measured, question: Question) -> str:
-    """Return in a sentence whether a search for nonsense is told apart from the answer, and by what.
+    """Return whether a search for nonsense is told apart from the answer, and by what.
 
     It is if the model answers less than three quarters of its questions, their number changes less
     than half as much, or what was found is less right by a fifth, or less close by a tenth.

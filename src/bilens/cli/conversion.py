@@ -264,8 +264,8 @@ def _show_linearised(linearised: "Linearised") -> dict[str, Any]:
     worst = sorted(linearised.alone, key=lambda layer: -linearised.alone[layer])[:5]
     out.print(f"layers that suffer most: {', '.join(map(str, worst))}")
     out.print(
-        f"linear: {len(linearised.layers)} of {len(linearised.alone)} layers; {linearised.after:.4f} nats a token, "
-        f"{linearised.before:.4f} before"
+        f"linear: {len(linearised.layers)} of {len(linearised.alone)} layers; "
+        f"{linearised.after:.4f} nats a token, {linearised.before:.4f} before"
     )
     return {
         "layers": linearised.layers,

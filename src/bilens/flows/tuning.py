@@ -23,11 +23,11 @@ from bilens.flows.both_models import (
     POINTS,
     BothModels,
     Undone,
+    check_alike,
     layer_of,
     of_weights,
     start_flows,
     weight_flows,
-    check_alike,
     weight_pairs,
 )
 from bilens.flows.fitted import fit

@@ -123,7 +123,7 @@ def fetch(source: str | Path, name: str, **hub: Any) -> Path:
         path = Path(source, hub.get("subfolder") or "", name)
         if not path.is_file():
             advice = (
-                "only an adapter of another model: `bilens diff BASE ADAPTER` reads what it changes. "
+                "only an adapter of another model: `bilens diff BASE ADAPTER` reads its change. "
                 "For a whole model merge it (merge_and_unload() of PEFT), and save the result"
                 if (Path(source) / ADAPTER_NAME).is_file()
                 else f"expected the directory of a saved model, with {CONFIG_NAME} and "
