@@ -23,10 +23,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import bilens
 from benchmarks.clock import spent
 from benchmarks.flow_memory import TEXTS
-from bilens.flows import Question, diffs, flow
+from bilens.flows import Question, adjoints_of, diffs, flow
 from bilens.transformer import ResidualModel
 
-TOKEN, VOCAB, NODES, LENGTH = 5, 20_000, 20, 8
+TOKEN, VOCAB, NODES, LENGTH, TOGETHER = 5, 20_000, 20, 8, 4
 
 
 def both_ways(model: ResidualModel, texts: Tensor) -> None:
@@ -72,6 +72,23 @@ def ratios(model: ResidualModel, length: int, turns: int) -> list[list[float]]:
         for column, taken in zip(columns, of_flows, strict=True):
             column.append(taken / passes)
     return columns
+
+
+def batch_ratios(model: ResidualModel, turns: int) -> list[float]:
+    """Return the time of the adjoints of a few questions over both passes of all, in each turn.
+
+    What follows of a flow are products of them with the changes.
+    """
+    generator = torch.Generator().manual_seed(0)
+    texts = torch.randint(1000, VOCAB, (TOGETHER, LENGTH), generator=generator).to(model.device)
+    others = texts.clone()
+    others[:, LENGTH // 4] = 500
+    pairs = zip(texts, others, strict=True)
+    asked = [Question(first, f"[{TOKEN}]", against=second) for first, second in pairs]
+    passes = partial(both_ways, model, torch.cat([texts, others]))
+    return [
+        spent(lambda: [*adjoints_of(model, asked).layers()]) / spent(passes) for _ in range(turns)
+    ]
 
 
 def diff_ratios(model: ResidualModel, count: int, turns: int) -> list[list[float]]:
@@ -128,6 +145,9 @@ def main() -> None:
             claim = f"flow of {length} tokens over both passes of both texts{name}"
             rows.append(Row.of_range(claim, column))
             print(rows[-1], flush=True)
+    claim = f"adjoints of {TOGETHER} questions of {LENGTH} tokens over both passes of all texts"
+    rows.append(Row.of_range(claim, batch_ratios(model, given.turns)))
+    print(rows[-1], flush=True)
     for count in (1, 8) if given.llama is None else ():
         alone, checked = diff_ratios(model, count, given.turns)
         claim = f"flows of the weights of two models over passes of both, {count} questions"
@@ -150,6 +170,7 @@ def main() -> None:
                 "tokens": given.tokens,
                 "labelled": NODES,
                 "questions to two models": [1, 8],
+                "questions in one batch": TOGETHER,
                 "rows": "median and range of the turns",
             },
         )

@@ -270,7 +270,7 @@ def stated(of_types: dict[str, int]) -> list[Row]:
             of_types[f"{name}: exact"],
             n=of_types["made"],
             baselines={
-                kind: of_types[f"{name}: {kind}"] for kind in ("within 1e-9", "refused", "off")
+                kind: of_types[f"{name}: {kind}"] for kind in ("all in float64", "refused", "off")
             },
         )
         for name in SUMS
@@ -284,7 +284,7 @@ def counts(rows: Sequence[dict[str, Any]]) -> dict[str, int]:
     for name in SUMS:
         errors = [row[name] for row in made if not row[f"{name}: refused by"]]
         result[f"{name}: exact"] = sum(is_exact(error) for error in errors)
-        result[f"{name}: within 1e-9"] = sum(is_exact(error, FLOAT64) for error in errors)
+        result[f"{name}: all in float64"] = sum(is_exact(error, FLOAT64) for error in errors)
         result[f"{name}: off"] = len(errors) - result[f"{name}: exact"]
         result[f"{name}: refused"] = len(made) - len(errors)
     return result
