@@ -13,8 +13,8 @@ bilinear one, and one with the difference of two softmaxes, which the post found
 
 Where the loss crosses the target is read off the straight line between two validations. Ratios are
 to the first architecture; beside that of steps stands that of all operations. Seconds are as
-measured, without validations and checkpoints, and say something only of a quiet machine. A cost is missing unless all seeds reached the target, since a mean over the others
-would be too small.
+measured, without validations and checkpoints, and say something of a quiet machine alone. A cost is
+missing unless all seeds reached the target, since a mean over the others would be too small.
 
 Small: the grammar to 2.3 nats, 2 seeds, some 30 minutes on two cores. Paper: TinyStories to 3.2
 nats, two blocks of width 128, 3 seeds, and SwiGLU at half and twice that width, an hour on one
