@@ -24,8 +24,7 @@ from experiments.results import Recording, Row
 from tests.real.packages import SMOLLM2, gguf_file
 
 import bilens
-from bilens.circuits import Cases, Stages, circuit
-from bilens.circuits.cases import ROLES
+from bilens.circuits import ROLES, Cases, Stages, circuit
 from bilens.flows import Question
 
 NAMES = ["Mary", "John", "Tom", "Anna", "Paul", "Lisa", "Mark", "Sara"]

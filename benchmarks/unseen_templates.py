@@ -35,6 +35,7 @@ from torch import Tensor
 
 import bilens
 from bilens.circuits import (
+    ROLES,
     Cases,
     Cuts,
     MLPDirections,
@@ -49,7 +50,6 @@ from bilens.circuits import (
     passed,
     verdict,
 )
-from bilens.circuits.cuts import is_at
 from bilens.flows import read_pairs
 from bilens.transformer import ResidualModel
 
@@ -139,7 +139,7 @@ def random_directions(others: Sequence[Split], cuts: Cuts, place: Any) -> MLPDir
     changes = []
     for group, numbers in enumerate(finding.groups):
         first, second = finding.passes(group)
-        at = is_at(torch.tensor(finding.roles[numbers[0]]), place)
+        at = [place in ROLES[role] for role in finding.roles[numbers[0]]]
         moved = first.streams[layer] - second.streams[layer]
         changes.append(moved[:, at].flatten(0, 1).double())
     rows = torch.cat(changes)

@@ -5,7 +5,7 @@ Whoever compares another search for circuits, or other directions, takes its par
 `find_stages` and `find_cuts` are the short answer.
 """
 
-from bilens.circuits.cases import Cases
+from bilens.circuits.cases import ROLES, Cases
 from bilens.circuits.controls import nonsense, verdict
 from bilens.circuits.cuts import Cuts, find_cuts, passed
 from bilens.circuits.directions import MLPDirections, task_directions
@@ -18,6 +18,7 @@ from bilens.circuits.stages import Stages, find_stages, mask_of
 from bilens.flows.interval import Interval
 
 __all__ = [
+    "ROLES",
     "Cases",
     "Cuts",
     "Interval",
