@@ -189,7 +189,9 @@ def _direct(direction: TokenDirection, runs: tuple[Pass, Pass]) -> tuple[Tensor,
     u = model.modules.centred(direction.vector(model)) * model.modules.scale(runs[0].stream[0, -1])
     heads, mlps = [], []
     for layer in range(model.n_layers):
-        first, second = (_head_outputs(model, layer, run.mixed[layer][0, -1]) for run in runs)
+        out = model.modules.layers[layer].heads.out.module
+        mixed = [run.values.inputs[out][0, -1] for run in runs]
+        first, second = (_head_outputs(model, layer, x) for x in mixed)
         heads.append((first - second) @ u)
         first, second = (_mlp_output(model, layer, run.outputs[layer][0, -1]) for run in runs)
         mlps.append((first - second) @ u)

@@ -18,7 +18,7 @@ from bilens.language.outputs import read_language
 from bilens.nn import ClassifierConfig, ImageClassifier
 from bilens.sections import Percent, Table, fact_text, plain, signed
 from bilens.tensor import BilinearTensor, QuadraticForm, Spectrum, bonds, decompile
-from bilens.transformer.changes import Part
+from bilens.transformer.parts import Part
 from tests.models import digits, grammar_view, random_text, small_corpus
 
 

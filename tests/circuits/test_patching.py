@@ -11,8 +11,8 @@ from bilens.circuits.case import both_passes
 from bilens.circuits.patching import all_parts
 from bilens.flows import Question
 from bilens.flows.fitted import fit
-from bilens.transformer.changes import Part
-from bilens.transformer.exchanges import exchanged
+from bilens.transformer.exchange import exchange_parts
+from bilens.transformer.parts import Part
 from bilens.transformer.passes import Pass, logit_of
 from tests.families import ALL, DAILY, exact_norms, family_view, some_text
 from tests.flows.flows import DIRECTION, TWO, falls, logit, watched
@@ -137,8 +137,8 @@ def test_a_patched_part_has_its_value_of_the_other_text_also_in_generation(reque
     view = request.getfixturevalue(model)
     text, other = "t3 t4 t7 t5", "t3 t8 t7 t5"
     ids, of_other = view.ids(text), view.ids(other)
-    change = exchanged(Part.parse(part, view), Pass.of(view, of_other[None]))
-    stream = Pass.of(view, ids[None]).changed([change])[0]
+    passes = (Pass.of(view, x[None]) for x in (ids, of_other))
+    stream = exchange_parts(*passes, [[Part.parse(part, view)]])[0]
     before = view.logits(ids[None])[0, -1]
     with patched(view, [part], other):
         logits = view.logits(ids[None])[0, -1]

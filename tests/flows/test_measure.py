@@ -7,6 +7,7 @@ from bilens.circuits.patching import all_parts
 from bilens.errors import BilensError
 from bilens.flows import flow, measure, remove
 from bilens.flows.ablation import without_parts
+from bilens.transformer.exchange import exchange
 from bilens.transformer.passes import Pass
 from tests.families import EACH_READ, MIXTURES, exact_norms, family_view, some_text
 from tests.flows.flows import DIRECTION, TWO, nodes_of
@@ -64,7 +65,8 @@ def test_what_only_the_unembedding_reads_changes_the_logit_by_its_flow(against):
 def test_no_node_has_no_effect(against):
     view = view_of(**STRAIGHT)
     assert measure(view, flow(view, TWO[0], DIRECTION, against=against, labels=0), []) == []
-    assert Pass.of(view, TWO).changed([]).shape == (0, *TWO.shape, view.d_model)
+    texts = Pass.of(view, TWO)
+    assert exchange(texts, texts, []).shape == (0, *TWO.shape, view.d_model)
 
 
 @pytest.mark.parametrize("name", FEW)

@@ -16,7 +16,7 @@ from bilens.figures.sheet import svg_of
 from bilens.flows import Question, answered, flow
 from bilens.flows.reading import answer_question
 from bilens.sections import plain as as_json
-from bilens.transformer.changes import mixed_site, mlp_site
+from bilens.transformer.exchange import Change, exchange
 from tests.families import exact_norms, family_view
 from tests.flows.flows import QUESTIONS, uncapped
 from tests.models import random_text, view_of
@@ -329,19 +329,22 @@ def test_parts_of_texts_of_unlike_length_are_exchanged_from_the_end(name, questi
         shared = min(x.ids.shape[1] for x in case.alone)
         for layer, number in ((0, 0), (1, 1), (1, view.n_heads)):
             is_mlp = number == view.n_heads
-            site = (mlp_site if is_mlp else mixed_site)(view, layer)
+            of_layer = view.places.layers[layer]
+            place = (of_layer.mlp, "output") if is_mlp else (of_layer.heads, "input")
             for side, effect in enumerate((effects.noising, effects.denoising)):
                 first, other = case.alone[side], case.alone[1 - side]
-                values = (other.outputs if is_mlp else other.mixed)[layer]
+                values = other.values[is_mlp][place[0]]
                 width = values.shape[2] // view.n_heads
                 columns = slice(None) if is_mlp else slice(number * width, (number + 1) * width)
 
-                def exchange(x, values=values, columns=columns):
+                def from_end(x, values=values, columns=columns):
                     x = x.clone()
                     x[:, -shared:, columns] = values[:, -shared:, columns].to(x)
                     return x
 
-                moved = float(case.score(first.changed([[(site, exchange)]])[:, 0])[0])
+                changes = [Change(place, layer, from_end)]
+                streams = exchange(first, first, [view.places.exist], [changes])
+                moved = float(case.score(streams[:, 0])[0])
                 expected = (case.ends[side] - moved) * (1, -1)[side]
                 assert float(effect[layer, number]) == pytest.approx(expected, abs=1e-6)
 

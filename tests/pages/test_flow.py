@@ -15,7 +15,7 @@ from bilens.flows.reading import FlowReading, flow_page
 from bilens.language.names import token_text
 from bilens.pages import save_figure, write_report
 from bilens.pages.flows import ablation_figure, node_table, start_table
-from bilens.transformer.changes import Part
+from bilens.transformer.parts import Part
 from tests.explore.browser import DRAWN, visiting
 from tests.models import random_text, view_of
 from tests.pages.test_figures import texts_of

@@ -16,8 +16,8 @@ from bilens.errors import BilensError
 from bilens.flows import flow, measure, remove
 from bilens.testing import check_family
 from bilens.transformer import Pass, ResidualModel
-from bilens.transformer.changes import Part
 from bilens.transformer.layers import MLP
+from bilens.transformer.parts import Part
 from tests.families import MIXTURES, family_view, tiny
 from tests.flows.flows import leaves
 from tests.models import TOKENS

@@ -5,10 +5,9 @@ from contextlib import ExitStack
 import pytest
 import torch
 
-from bilens.circuits.gradients import slopes
 from bilens.transformer import ResidualModel
-from bilens.transformer.changes import Part, adding, mixed_site, mlp_site, token_site
-from bilens.transformer.exchanges import exchanged, mixture
+from bilens.transformer.exchange import exchange, exchange_parts
+from bilens.transformer.parts import Part
 from bilens.transformer.passes import Pass, logit_of
 from tests.families import ALL, DAILY, EACH, exact_norms, some_text, tiny
 from tests.flows.flows import part_modules
@@ -27,21 +26,22 @@ def test_a_mixture_is_the_model_with_hooks(name):
     with exact_norms():
         start, other = Pass.of(view, first[None]), Pass.of(view, second[None])
         # One set is changed in the last layer only, and joins the batch there; one is unchanged.
-        late = [(mlp_site(view, view.n_layers - 1), adding(other.outputs[-1]))]
-        sets = [mixture(other, keep), late, [], mixture(other, keep)]
-        rows = start.changed(sets, kept=2)[:, 0]
+        whole = torch.ones_like(keep)
+        late = whole.clone()
+        late[-1, :, -1] = 0
+        rows = exchange(start, other, [keep, late, whole, keep])[:, 0]
         with ExitStack() as hooks:
             for i, (out, mlp) in enumerate(part_modules(view)):
 
-                def mix(_, args, shares=keep[i, :, :-1], mixed=other.mixed[i]):
+                def mix(_, args, shares=keep[i, :, :-1], mixed=other.values.inputs[out]):
                     share = shares.repeat_interleave(mixed.shape[2] // view.n_heads, 1)
                     return (share * args[0] + (1 - share) * mixed, *args[1:])
 
-                def exchange(_, __, y, share=keep[i, :, -1:], output=other.outputs[i]):
+                def write(_, __, y, share=keep[i, :, -1:], output=other.values.outputs[mlp]):
                     return share * y + (1 - share) * output
 
                 hooks.enter_context(out.register_forward_pre_hook(mix))
-                hooks.enter_context(mlp.register_forward_hook(exchange))
+                hooks.enter_context(mlp.register_forward_hook(write))
             expected = view.model(first[None], use_cache=False).logits[0, -1]
         whole = view.model(first[None], use_cache=False).logits[0, -1]
 
@@ -62,28 +62,13 @@ def test_gradients_by_shares_are_central_differences(view):
     number = logit_of(view, view.direction(3))
     with torch.enable_grad():
         shares = keep.clone().requires_grad_()
-        value = number(start.changed([mixture(other, shares)])[0]).sum()
+        value = number(exchange(start, other, [shares])[0]).sum()
         (slope,) = torch.autograd.grad(value, shares)
     steps = 1e-6 * torch.eye(10).double().reshape(10, 2, 5)
-    shifted = [mixture(other, keep + step) for step in torch.cat([steps, -steps])]
-    up, down = number(start.changed(shifted)[:, 0]).unflatten(0, (2, 10))
+    shifted = [keep + step for step in torch.cat([steps, -steps])]
+    up, down = number(exchange(start, other, shifted)[:, 0]).unflatten(0, (2, 10))
     torch.testing.assert_close(slope.flatten(), (up - down) / 2e-6, rtol=1e-5, atol=1e-8)
     assert slope.abs().max() > 1e-3
-
-
-def test_gradients_at_sites_are_central_differences(view):
-    start, number = Pass.of(view, random_text(seed=1)[None]), logit_of(view, view.direction(3))
-    tokens = torch.cat([start.tokens, 2 * start.tokens])
-    site, step = mixed_site(view, 1), 1e-5 * torch.ones_like(start.mixed[1][0])
-    ((_, at_site),) = slopes(start, number, [site], tokens)
-    for row, rows in enumerate(tokens):
-        given = (token_site(view), lambda _, rows=rows: rows[None])
-        up, down = (
-            number(start.changed([[given, (site, adding(sign * step))]])[0]) for sign in (1, -1)
-        )
-        slope = float((up - down)[0] / 2)
-        assert float((at_site[row] * step).sum()) == pytest.approx(slope, rel=1e-4, abs=1e-12)
-        assert abs(slope) > 1e-8
 
 
 @pytest.mark.parametrize("name", EACH)
@@ -96,14 +81,15 @@ def test_texts_side_by_side_are_each_by_itself(name):
     keep = torch.rand(view.n_layers, view.n_heads + 1).double()
     with exact_norms():
         start, other = Pass.of(view, first), Pass.of(view, second)
-        together = start.changed([mixture(other, keep), []])
+        sets = [keep, torch.ones_like(keep)]
+        together = exchange(start, other, sets)
         for row in (0, 4):
             passes = Pass.of(view, first[row][None]), Pass.of(view, second[row][None])
             parts = start.some([row]), other.some([row])
             for a, b in (passes, parts):
-                alone = a.changed([mixture(b, keep), []])
+                alone = exchange(a, b, sets)
                 torch.testing.assert_close(alone[:, 0], together[:, row], rtol=1e-6, atol=1e-8)
-        some = start.some([4, 0]).changed([mixture(other.some([4, 0]), keep)])
+        some = exchange(start.some([4, 0]), other.some([4, 0]), [keep])
         torch.testing.assert_close(some[0], together[0, [4, 0]], rtol=1e-6, atol=1e-8)
     assert (together[0] - together[1]).abs().max() > 1e-3
 
@@ -120,14 +106,13 @@ def test_modules_of_which_nothing_is_kept_do_not_run():
         rows[module] += args[0].shape[:-1].numel()
 
     handles = [module.register_forward_pre_hook(count) for module in rows]
-    given = start.changed([mixture(other, of_set) for of_set in keep])
+    streams = exchange(start, other, keep)
     for handle in handles:
         handle.remove()
     time = start.ids.shape[1]
     assert list(rows.values()) == [time, 0, 2 * time]
     # So small a share is rounded away, but runs.
-    whole = [mixture(other, of_set.clamp(min=1e-30)) for of_set in keep]
-    torch.testing.assert_close(given, start.changed(whole))
+    torch.testing.assert_close(streams, exchange(start, other, keep.clamp(min=1e-30)))
 
 
 def test_addresses_name_parts(view):
@@ -135,7 +120,7 @@ def test_addresses_name_parts(view):
         assert str(Part.parse(address, view)) == address
     start, other = (Pass.of(view, random_text(seed=seed)[None]) for seed in (1, 2))
     at_one, at_all = (
-        start.changed([exchanged(Part.parse(address, view), other)])[0, 0]
+        exchange_parts(start, other, [[Part.parse(address, view)]])[0, 0]
         for address in ("head.1.2@4", "head.1.2")
     )
     torch.testing.assert_close(at_one[:4], start.stream[0, :4])

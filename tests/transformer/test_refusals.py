@@ -15,7 +15,7 @@ from bilens.convert.language_model import as_language_model
 from bilens.errors import CheckpointError, NotBilinearError
 from bilens.flows import flow
 from bilens.transformer import Pass, ResidualModel
-from bilens.transformer.changes import Part
+from bilens.transformer.parts import Part
 from tests.families import FAMILIES, LIKE_LLAMA, altered, some_text, tiny
 from tests.refusals import refused
 from tests.tokenizers_of_all_kinds import small_llama, tokenizer_of

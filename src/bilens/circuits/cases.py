@@ -23,8 +23,8 @@ from bilens.errors import BilensError
 from bilens.flows.question import Question
 from bilens.processes import in_all_processes
 from bilens.transformer import ResidualModel
-from bilens.transformer.exchanges import mixture
-from bilens.transformer.passes import Pass, first_change
+from bilens.transformer.exchange import exchange
+from bilens.transformer.passes import Pass
 
 Result = TypeVar("Result")
 Axis = Literal["", "position", "role"]
@@ -273,8 +273,7 @@ class Cases:
             # Nothing is kept where both texts are equal so far: it is the same in both.
             nowhere = torch.zeros_like(masks[:, :, :1])
             masks = torch.cat([masks, nowhere], 2)[:, :, list(self.roles[self.groups[group][0]])]
-        sets = [mixture(second, mask) for mask in masks]
-        return first.changed(sets, kept=first_change((first, second)))
+        return exchange(first, second, [*masks])
 
 
 def in_all(cases: Cases, own: Callable[[], Result]) -> list[Result]:

@@ -18,8 +18,8 @@ from bilens.circuits.cases import ROLES, Cases, have_roles, in_all, summed
 from bilens.circuits.directions import MLPDirections, balance
 from bilens.circuits.measures import Split
 from bilens.transformer import ResidualModel
-from bilens.transformer.changes import Change, Site
-from bilens.transformer.passes import Pass, first_change
+from bilens.transformer.exchange import Change, exchange
+from bilens.transformer.passes import Pass
 
 GOOD = (0.9, 1.15)
 """Bounds of f of the stream at one role, and of directions."""
@@ -148,7 +148,7 @@ def _values(cases: Cases, passing: Passing) -> Float[Tensor, " cases"]:
         for group, numbers in enumerate(cases.groups):
             first, second = cases.passes(group)
             changes = _changes(cases, cases.roles[numbers[0]], second, passing)
-            streams = first.changed([changes], kept=first_change((first, second)))[0]
+            streams = exchange(first, second, [cases.model.places.exist], [changes])[0]
             values[numbers] = _rises(cases, numbers, streams).cpu().double()
         return values
 
@@ -180,7 +180,7 @@ def _changes(cases: Cases, of_group: Sequence[int], second: Pass, passing: Passi
                     y = y + here
             return y
 
-        changes.append((Site(cases.model.places.layers[layer].module, "input", layer), cut))
+        changes.append(Change((cases.model.places.layers[layer].module, "input"), layer, cut))
     return changes
 
 
@@ -219,7 +219,8 @@ def _own_snapshots(cases: Cases, layer: int, place: Place) -> list[tuple[Tensor,
                 return between + zeros
 
             with torch.enable_grad():
-                (streams,) = first.changed([[(Site(module, "input", layer), at_point)]])
+                change = Change((module, "input"), layer, at_point)
+                (streams,) = exchange(first, second, [cases.model.places.exist], [[change]])
                 (slope,) = torch.autograd.grad(_rises(cases, numbers, streams).sum(), zeros)
             total += slope / len(points)
         roles = torch.tensor(cases.roles[numbers[0]], device=moved.device)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -22,8 +23,7 @@ from bilens.progress import progress_bar
 from bilens.sections import Columns, Fact, Percent, by_column
 from bilens.settings import Count
 from bilens.transformer import ResidualModel
-from bilens.transformer.changes import adding, mlp_site
-from bilens.transformer.passes import first_change
+from bilens.transformer.exchange import Change, exchange
 
 
 class MLPDirections(NamedTuple):
@@ -311,12 +311,13 @@ def _measured(
             through = amounts * (adjoints[layer] @ written) * abs(case.change) ** 0.5
             flows[question, i] = through.sum()
             signs[i] = (through.abs() * amounts.sign()).sum().sign()
-            rows, site = amounts[:, None] * written, mlp_site(model, layer)
-            removing.append([(site, adding(-rows))])
-            adding_back.append([(site, adding(rows))])
+            module, rows = model.places.layers[layer].mlp, amounts[:, None] * written
+            assert module is not None
+            removing.append([Change((module, "output"), layer, partial(_with_added, -rows))])
+            adding_back.append([Change((module, "output"), layer, partial(_with_added, rows))])
         first, second = case.alone
-        kept = first_change((first, second))
-        without = first.changed([[], *removing], kept=kept)[:, 0]
+        everything = [model.places.exist] * len(places)
+        without = torch.cat([first.stream, exchange(first, second, everything, removing)[:, 0]])
         # A direction that is written from the second text's side snapshots tokens the other way.
         for place in range(-case.score.length, 0):
             logits = model.places.logits(without[:, place])
@@ -324,7 +325,7 @@ def _measured(
         sides += signs
         if question >= learning:
             lost = case.ends[0] - case.score(without[1:])
-            restored = second.changed(adding_back, kept=kept)[:, 0]
+            restored = exchange(second, first, everything, adding_back)[:, 0]
             gained = case.score(restored) - case.ends[1]
             effects[question] = ((lost + gained) / 2).cpu().double()
     flows, effects = flows[learning:], effects[learning:]
@@ -339,6 +340,10 @@ def _measured(
         flow, effect = (float(of_all[i]) for of_all in shares)
         parts.append(TaskDirection(layer, number + 1, flow, effect, raises, lowers))
     return r2, tuple(parts)
+
+
+def _with_added(rows: Float[Tensor, "time d_model"], x: Tensor) -> Tensor:
+    return x + rows.to(x)
 
 
 def name_tokens(

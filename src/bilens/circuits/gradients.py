@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar
 
 import torch
@@ -18,30 +17,8 @@ from bilens.flows.question import Question
 from bilens.sections import Columns, Fact, by_column
 from bilens.settings import Count
 from bilens.transformer import ResidualModel
-from bilens.transformer.changes import Site, mixed_site, mlp_site
+from bilens.transformer.exchange import exchange
 from bilens.transformer.passes import Number, Pass
-
-
-def slopes(
-    start: Pass, number: Number, sites: Sequence[Site], tokens: Float[Tensor, "runs time d_model"]
-) -> list[tuple[Float[Tensor, "runs time width"], Float[Tensor, "runs time width"]]]:
-    """Return what stands at some sites, and a number's gradients by it, at other embeddings.
-
-    `tokens` are the embeddings, in one run each; `start` gives the text.
-    """
-    at = Pass.of(start.model, start.ids.expand(len(tokens), -1), tokens)
-    zeros: dict[Site, Tensor] = {}
-    values: dict[Site, Tensor] = {}
-
-    def add_zeros(x: Tensor, site: Site) -> Tensor:
-        values[site], zeros[site] = x.detach(), torch.zeros_like(x, requires_grad=True)
-        return x + zeros[site]
-
-    changes = [(site, partial(add_zeros, site=site)) for site in sites]
-    with torch.enable_grad():
-        value = number(at.changed([changes])[0]).sum()
-        gradients = torch.autograd.grad(value, [zeros[site] for site in sites])
-    return [(values[site], slope) for site, slope in zip(sites, gradients, strict=True)]
 
 
 def gradient_effects(
@@ -56,19 +33,17 @@ def gradient_effects(
         Nanda 2023, "Attribution patching"; Hanna et al. 2024 (arXiv 2403.17806).
     """
     first, second = runs
-    model = first.model
     shares = first.tokens.new_tensor(points)[:, None, None]
     tokens = second.tokens + shares * (first.tokens - second.tokens)
-    layers = range(model.n_layers)
-    sites = [site(model, layer) for layer in layers for site in (mixed_site, mlp_site)]
-    of_sites = slopes(first, number, sites, tokens)
-    rows = []
-    for layer in layers:
-        of_heads, of_mlp = (slope.sum(0) for _, slope in of_sites[2 * layer : 2 * layer + 2])
-        heads = (first.mixed[layer] - second.mixed[layer])[0] * of_heads
-        mlp = ((first.outputs[layer] - second.outputs[layer])[0] * of_mlp).sum()
-        rows.append(torch.cat([heads.unflatten(1, (model.n_heads, -1)).sum((0, 2)), mlp[None]]))
-    return torch.stack(rows).cpu().double() / len(points)
+    at = Pass.of(first.model, first.ids.expand(len(tokens), -1), tokens, parts=True)
+    # What a part takes differs by its change between the texts, so that the gradient by the share
+    # that it keeps is the gradient by the part times the change.
+    values = at.values.map(lambda x, a, b: x - (a - b), first.values, second.values)
+    keep = torch.ones(first.model.places.exist.shape, dtype=torch.float64, requires_grad=True)
+    with torch.enable_grad():
+        value = number(exchange(at, at.with_values(values), [keep])[0]).sum()
+        (slope,) = torch.autograd.grad(value, keep)
+    return slope / len(points)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -13,7 +13,7 @@ from bilens.circuits.patching import exchanged_each, parts_in
 from bilens.circuits.search import Found, Scores, search_circuit
 from bilens.flows.interval import Interval
 from bilens.options import KEEP
-from bilens.transformer.changes import Part
+from bilens.transformer.parts import Part
 
 
 class Split(NamedTuple):

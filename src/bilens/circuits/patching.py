@@ -1,10 +1,9 @@
 """Measured effects of heads and MLPs between two texts."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -24,11 +23,19 @@ from bilens.language.names import TokenDirection
 from bilens.options import Target, replaced
 from bilens.sections import Columns, Fact, by_column, signed
 from bilens.transformer import ResidualModel
-from bilens.transformer.changes import Part
-from bilens.transformer.exchanges import exchanged
-from bilens.transformer.experts import ExpertCall
-from bilens.transformer.passes import Number, Pass, first_change
-from bilens.transformer.running import first_input, first_output
+from bilens.transformer.exchange import (
+    Place,
+    Term,
+    exchange_parts,
+    exchanged,
+    hooks_at,
+    mixed,
+    mixtures,
+)
+from bilens.transformer.mixing import Mixing
+from bilens.transformer.parts import Part
+from bilens.transformer.passes import Number, Pass
+from bilens.transformer.running import first_input
 
 
 def parts_in(mask: Bool[Tensor, " *shape"]) -> list[Part]:
@@ -225,86 +232,39 @@ def patched(model: ResidualModel, parts: Sequence[str], against: str | Tensor) -
     def count(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         texts[0] = len(first_input(args, kwargs))
 
-    def by_texts(exchange: Exchange, x: Tensor) -> Tensor:
+    values = [_part_within(address, model, time) for address in parts]
+    keep, changes = exchanged(values, other)
+    of_shares = mixtures(other, keep.expand(-1, time, -1))
+
+    def changed(place: Place, x: Tensor, term: Term) -> Tensor:
+        # Readings run a single token for its unembedding, also inside of the block.
+        if not is_start[0]:
+            return x
         # Some models take the tokens of all texts as one list.
-        return exchange(x.reshape(texts[0], -1, x.shape[-1])).reshape(x.shape)
+        rows = x.reshape(texts[0], -1, x.shape[-1]).clone()
+        for text, start in enumerate(starts or [0] * len(rows)):
+            at = slice(text, text + 1), slice(start, start + time)
+            if rows[at].shape[1] < time:
+                continue
+            if place in of_shares:
+                rows[at] = mixed(rows[at], *of_shares[place])
+            for change in changes:
+                if change.place == place and change.part is not None:
+                    rows[at] = change.value(rows[at], term(change.part, len(rows))[at])
+        return rows.reshape(x.shape)
 
-    def exchange_input(exchange: Exchange, _: nn.Module, args: tuple[Any, ...], kwargs: Any) -> Any:
-        return (by_texts(exchange, args[0]), *args[1:]), kwargs
-
-    def exchange_output(exchange: Exchange, *call: Any) -> Any:
-        output = call[-1]
-        y = by_texts(exchange, first_output(output))
-        return (y, *output[1:]) if isinstance(output, tuple) else y
-
-    def exchange_term(
-        exchange: Exchange, module: nn.Module, args: tuple[Any, ...], kwargs: Any, y: Tensor
-    ) -> Tensor:
-        # Experts take the tokens of all texts as one list.
-        rows, call = y.reshape(texts[0], -1, y.shape[-1]), ExpertCall.of(module, args, kwargs)
-
-        def term(part: Part) -> Tensor:
-            return call.term(part.number or 0).reshape(rows.shape)
-
-        return exchange(rows, term=term).reshape(y.shape)
-
-    before: list[tuple[nn.Module, Callable[..., Any]]] = [(model.model, begin)]
-    after: list[tuple[nn.Module, Callable[..., Any]]] = [(model.model, end)]
-    for address in parts:
-        part = _part_within(address, model, time)
-        ((site, function),) = exchanged(part._replace(position=None), other)
-        exchange = partial(_at_start, function, part.position, time, is_start, starts)
-        before.append((model.places.layers[site.layer].module, count))
-        match site.place:
-            case "input":
-                before.append((site.module, partial(exchange_input, exchange)))
-            case "experts":
-                after.append((site.module, partial(exchange_term, exchange)))
-            case _:
-                after.append((site.module, partial(exchange_output, exchange)))
-    with hooked(before, after):
+    places = {*of_shares, *(change.place for change in changes)}
+    before, after = hooks_at(places, changed, Mixing())
+    counting = [(layer.module, count) for layer in model.places.layers]
+    with hooked([(model.model, begin), *counting, *before], [*after, (model.model, end)]):
         yield
-
-
-Exchange = Callable[..., Tensor]
-"""A function from a value to the one in its place."""
-
-
-def _at_start(
-    function: Callable[..., Any],
-    position: int | None,
-    time: int,
-    is_start: Sequence[bool],
-    starts: Sequence[int],
-    x: Tensor,
-    term: Callable[[Part], Tensor] | None = None,
-    **given: Any,
-) -> Tensor:
-    """Return a value that is changed at a position of each text, or at all of them."""
-    # Readings run a single token for its unembedding, also inside of the block.
-    if not is_start[0]:
-        return x
-    rows = slice(0, time) if position is None else slice(position, position + 1)
-    x = x.clone()
-    for text, start in enumerate(starts if any(starts) else [0] * len(x)):
-        own = x[text : text + 1, start : start + time]
-        if own.shape[1] < time:
-            continue
-        if term is not None:
-            of_text = slice(text, text + 1), slice(start, start + time)
-            given["term"] = lambda part, of=of_text: term(part)[of]
-        changed = function(own, **given)
-        x[text, start : start + time][rows] = changed[0, rows]
-    return x
 
 
 def exchanged_each(
     of_text: Pass, other: Pass, parts: Sequence[Part]
 ) -> Float[Tensor, "parts time d_model"]:
     """Return the last streams of a text where each part, alone, has its value of another text."""
-    values = other.in_place_of(of_text)
-    sets = [exchanged(part, values) for part in parts]
-    return of_text.changed(sets, kept=first_change((of_text, values)))[:, 0]
+    return exchange_parts(of_text, other.in_place_of(of_text), [[part] for part in parts])[:, 0]
 
 
 def _part_within(address: str, model: ResidualModel, time: int) -> Part:

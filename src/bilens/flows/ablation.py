@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 
 import torch
 from jaxtyping import Float
@@ -16,9 +15,9 @@ from bilens.flows.graph import Flow
 from bilens.flows.nodes import WRITING, Node
 from bilens.sections import Columns, Fact, signed
 from bilens.transformer import ResidualModel
-from bilens.transformer.changes import Part
-from bilens.transformer.exchanges import exchanged
-from bilens.transformer.passes import Pass, first_change
+from bilens.transformer.exchange import exchange_parts
+from bilens.transformer.parts import Part
+from bilens.transformer.passes import Pass
 
 Runs = tuple[Float[Tensor, "_ time d_model"], Float[Tensor, "_ time d_model"]]
 """Streams after the last layer, in passes with a part and in passes without it.
@@ -139,15 +138,7 @@ def run_without(model: ResidualModel, flow: Flow, groups: Sequence[Sequence[Part
     Each text has the values of the other one for them.
     """
     texts = _both(model, flow)
-    other = texts.some([1, 0])
-    # What is no part of one position differs nowhere before the first token that differs.
-    start = first_change((texts, other))
-    sets, kept = [], []
-    for group in groups:
-        of_parts = [exchanged(part, other) for part in group]
-        sets.append([*chain.from_iterable(of_parts)])
-        kept.append(min(start if x.position is None else x.position for x in group))
-    changed, own = texts.changed(sets, kept=kept), texts.stream[:, None]
+    changed, own = exchange_parts(texts, texts.some([1, 0]), groups), texts.stream[:, None]
     return [(own[0], changed[:, 0]), (changed[:, 1], own[1])]
 
 

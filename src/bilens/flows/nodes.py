@@ -6,7 +6,7 @@ from typing import Literal
 
 from bilens.errors import BilensError
 from bilens.sections import Columns
-from bilens.transformer.changes import Part
+from bilens.transformer.parts import Part
 
 NodeKind = Literal["output", "token", "head", "mlp", "expert", "choice"]
 Sublayer = Literal["attention", "mlp"]

@@ -22,7 +22,7 @@ from bilens.language.names import quoted, shown_tokens, token_names
 from bilens.sections import Columns, Fact, Percent, signed
 from bilens.settings import Between, CheckedSettings, Count
 from bilens.transformer import ResidualModel
-from bilens.transformer.changes import Part
+from bilens.transformer.parts import Part
 
 
 @dataclass(frozen=True)

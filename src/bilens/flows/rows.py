@@ -29,7 +29,7 @@ from bilens.memory import MemoryLimitError
 from bilens.progress import progress_bar
 from bilens.question_files import written_names
 from bilens.transformer import ResidualModel
-from bilens.transformer.changes import Part
+from bilens.transformer.parts import Part
 
 ASKED = ("text", "token", "minus", "against", "task", "template", "target")
 """Columns of what is asked."""

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -16,8 +16,6 @@ from bilens.data.texts import write_out
 from bilens.errors import BilensError
 from bilens.hooks import first_call, hooked
 from bilens.sections import Columns, Fact, by_column
-from bilens.transformer.changes import EMBEDDING, Change, Site, mixed_site, token_site
-from bilens.transformer.changing import Known, OfSets, applied, by_site, changing
 from bilens.transformer.experts import ExpertCall
 from bilens.transformer.mixing import Mix, Mixing
 from bilens.transformer.model import ResidualModel, checked_ids
@@ -28,6 +26,21 @@ Number = Callable[[Float[Tensor, "batch time d_model"]], Float[Tensor, " batch"]
 """A number of the stream after the last layer."""
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 """Arguments of a call of a layer, by position and by name, without the stream."""
+
+
+class Values(NamedTuple):
+    """Values of the parts of a pass, each of shape (texts, time, width)."""
+
+    inputs: dict[nn.Module, Tensor]  # mixed values of a layer's heads, by the map that reads them
+    outputs: dict[nn.Module, Tensor]  # of MLPs, and of modules that take each position by itself
+
+    def map(self, function: Callable[..., Tensor], *others: "Values") -> "Values":
+        """Return a function of each value, and of those in its place in others."""
+        mapped = []
+        for i, tensors in enumerate(self):
+            of_others = [other[i] for other in others]
+            mapped.append({m: function(x, *(y[m] for y in of_others)) for m, x in tensors.items()})
+        return Values(*mapped)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -81,7 +94,7 @@ class Pass(Reading):
         of_texts = cls(model, ids, tokens, streams)
         vars(of_texts)["arguments"] = arguments
         if kept is not None:
-            vars(of_texts)["_values"] = kept()
+            vars(of_texts)["values"] = kept
         return of_texts
 
     @cached_property
@@ -168,7 +181,9 @@ class Pass(Reading):
             def find(_: nn.Module, args: tuple[Any, ...], __: Any) -> None:
                 self._mixes[layer] = mixing.read_by(args[0], layer)
 
-            module = mixed_site(self.model, layer).module
+            module = self.model.places.layers[layer].heads
+            if module is None:
+                raise BilensError(f"layer {layer} has no heads, expected one with heads")
             with hooked(before=[(module, find)]), mixing:
                 self.run_layer(layer)
         return self._mixes[layer]
@@ -196,23 +211,9 @@ class Pass(Reading):
     def _experts(self) -> dict[int, ExpertCall]:
         return {}
 
-    @property
-    def mixed(self) -> list[Float[Tensor, "texts time all_heads"]]:
-        """Mixed values of the heads of each layer, all heads side by side."""
-        return self._values[0]
-
-    @property
-    def outputs(self) -> list[Float[Tensor, "texts time d_model"]]:
-        """Outputs of the MLP of each layer, before a norm."""
-        return self._values[1]
-
-    @property
-    def by_position(self) -> dict[nn.Module, Float[Tensor, "texts time width"]]:
-        """Outputs of the maps and MLPs, which take each position by itself."""
-        return self._values[2]
-
     @cached_property
-    def _values(self) -> "_Values":
+    def values(self) -> Values:
+        """Values of the parts, computed by each layer alone if they were not recorded."""
         with (
             torch.no_grad(),
             wide_passes(self.model.model),
@@ -220,7 +221,13 @@ class Pass(Reading):
         ):
             for number in range(self.model.n_layers):
                 self.run_layer(number)
-        return values()
+        return values
+
+    @property
+    def outputs(self) -> list[Float[Tensor, "texts time d_model"]]:
+        """Outputs of the MLP of each layer, before a norm; of width 0 without one."""
+        layers, nothing = self.model.places.layers, self.tokens[..., :0]
+        return [self.values.outputs[x.mlp] if x.mlp else nothing for x in layers]
 
     @property
     def stream(self) -> Float[Tensor, "texts time d_model"]:
@@ -232,14 +239,11 @@ class Pass(Reading):
         first, size = texts[0], len(texts)
         in_a_row = list(texts) == [*range(first, first + size)]
         index: Any = slice(first, first + size) if in_a_row else list(texts)
-        mixed, outputs, by_position = self._values
-        values = (
-            [x[index] for x in mixed],
-            [x[index] for x in outputs],
-            {module: x[index] for module, x in by_position.items()},
-        )
         streams = [x[index] for x in self.streams]
-        return self._with(self.ids[index], self.tokens[index], streams, values)
+        values = self.values.map(lambda x: x[index])
+        return self.with_values(
+            values, ids=self.ids[index], tokens=self.tokens[index], streams=streams
+        )
 
     def in_place_of(self, other: "Pass") -> "Pass":
         """Return this pass with as many tokens as another one, whose parts take its values.
@@ -255,106 +259,24 @@ class Pass(Reading):
         def joined(x: Tensor, y: Tensor) -> Tensor:
             return torch.cat([y[:, : time - shared], x[:, own - shared :]], 1)
 
-        (mixed, outputs, by_position), others = self._values, other._values
-        values = (
-            [joined(*pair) for pair in zip(mixed, others[0], strict=True)],
-            [joined(*pair) for pair in zip(outputs, others[1], strict=True)],
-            {module: joined(x, others[2][module]) for module, x in by_position.items()},
-        )
+        values = self.values.map(joined, other.values)
         streams = [joined(*pair) for pair in zip(self.streams, other.streams, strict=True)]
         ids, tokens = joined(self.ids, other.ids), joined(self.tokens, other.tokens)
-        return other._with(ids, tokens, streams, values)
+        return other.with_values(values, ids=ids, tokens=tokens, streams=streams)
 
-    def _with(
-        self,
-        ids: Int[Tensor, "texts time"],
-        tokens: Float[Tensor, "texts time d_model"],
-        streams: list[Float[Tensor, "texts time d_model"]],
-        values: "_Values",
-    ) -> "Pass":
-        changed = Pass(self.model, ids, tokens, streams)
-        vars(changed)["_values"] = values
+    def with_values(self, values: Values, **fields: Any) -> "Pass":
+        """Return the pass with other values of its parts, and with other fields."""
+        changed = replace(self, **fields)
+        vars(changed)["values"] = values
         return changed
 
     @property
     def nbytes(self) -> int:
         """Memory of all tensors, some of which share it."""
-        tensors = [self.ids, self.tokens, *self.streams, *self.mixed, *self.outputs]
-        tensors += self.by_position.values()
+        tensors = [self.ids, self.tokens, *self.streams]
+        tensors += (*self.values.inputs.values(), *self.values.outputs.values())
         storages = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in tensors}
         return sum(storages.values())
-
-    def changed(
-        self, sets: Sequence[Sequence[Change]], *, kept: int | Sequence[int] = 0
-    ) -> Float[Tensor, "sets texts time d_model"]:
-        """Return the last streams of all texts with each set of changes.
-
-        Passes go side by side in batches. Maps and MLPs do not run before the first change of a
-        set, nor at the `kept` first positions, of all sets or of each, at which nothing may be
-        changed. Under `torch.enable_grad` the result has gradients by all tensors that the changes
-        hold.
-        """
-        kept = [kept] * len(sets) if isinstance(kept, int) else kept
-        moments = [min(map(self._moment, (x for x, _ in changes)), default=0) for changes in sets]
-        order = sorted((i for i, changes in enumerate(sets) if changes), key=moments.__getitem__)
-        # The streams of a batch take about 2 MB; larger ones leave the cache of a processor.
-        size = max(1, 2**19 // self.tokens.numel())
-        results: list[Tensor] = [self.stream] * len(sets)
-        for start in range(0, len(order), size):
-            batch = order[start : start + size]
-            sites = by_site([sets[i] for i in batch])
-            starts = [(moments[i], kept[i]) for i in batch]
-            for number, stream in zip(batch, self._batch(sites, starts), strict=True):
-                results[number] = stream
-        return torch.stack(results) if results else self.stream.new_empty(0, *self.stream.shape)
-
-    def _batch(
-        self, sites: dict[Site, OfSets], starts: Sequence[tuple[int, int]]
-    ) -> Float[Tensor, "sets texts time d_model"]:
-        """Return the last streams of sets, each with its first moment and its kept positions."""
-        texts, of_tokens = len(self.ids), sites.pop(token_site(self.model), {})
-        rows = [applied(of_tokens.get(i, ()), self.tokens) for i in range(len(starts))]
-        known = self._known(sites, starts)
-        tokens, ids = embedded(self.model, torch.cat(rows)), self.ids.repeat(len(starts), 1)
-        with wide_passes(self.model.model), tokens, changing(sites, known, len(starts), texts):
-            return last_streams(self.model, ids).unflatten(0, (len(starts), -1))
-
-    def _moment(self, site: Site) -> int:
-        """Return when a site is read in a pass: four moments of each layer, of `_known` two."""
-        if site.layer == EMBEDDING:
-            return -1
-        layer = self.model.places.layers[site.layer]
-        return 4 * site.layer + {layer.module: 0, layer.mlp: 3}.get(site.module, 1)
-
-    def _known(
-        self, sites: dict[Site, OfSets], starts: Sequence[tuple[int, int]]
-    ) -> dict[nn.Module, Known]:
-        """Return what modules that take each position by itself need not compute.
-
-        That is what they write here before a set is changed, and what they write elsewhere where
-        they are exchanged as a whole.
-        """
-        positions = torch.arange(self.ids.shape[1])
-        # The terms of experts are told by text and position, so that all positions run.
-        whole = any(site.place == "experts" for site in sites)
-        known = {}
-        for number, layer in enumerate(self.model.places.layers):
-            for module in layer.by_position:
-                is_last = module in (layer.heads, layer.mlp)
-                steps = sites.pop(Site(module, "step", number), {})
-                live = sites.pop(Site(module, "rows", number), {})
-                runs, values = [], []
-                for i, (moment, kept) in enumerate(starts):
-                    own = self.by_position[module]
-                    starts_here = 4 * number + 2 * is_last >= moment and i not in steps
-                    here = (positions >= kept) & starts_here
-                    for of_set in live.get(i, ()):
-                        here &= of_set.cpu()
-                    runs.append(here)
-                    values.append(steps[i][0] if i in steps else own)
-                if not whole:
-                    known[module] = torch.stack(runs), values
-        return known
 
     def run_layer(self, number: int) -> None:
         """Run one layer on its own stream."""
@@ -364,41 +286,27 @@ class Pass(Reading):
             module(self.streams[number].clone(), *args, **kwargs)
 
 
-_Values = tuple[list[Tensor], list[Tensor], dict[nn.Module, Tensor]]
-"""Mixed values and MLP outputs of each layer, and what modules write at each position."""
-
-
 @contextmanager
-def _keeping(model: ResidualModel, texts: int) -> Iterator[Callable[[], _Values]]:
-    """Yield what returns the values of the parts in the runs of the layers in this block."""
-    layers = model.places.layers
-    inputs: dict[nn.Module, Tensor] = {}
-    outputs: dict[nn.Module, Tensor] = {}
+def _keeping(model: ResidualModel, texts: int) -> Iterator[Values]:
+    """Keep the values of the parts in the runs of the layers in this block."""
+    values = Values({}, {})
 
     def of_texts(x: Tensor) -> Tensor:
         # Some modules take the tokens of all texts as one list.
         return x.reshape(texts, -1, x.shape[-1]).clone()  # which may be changed in place
 
     def keep_input(module: nn.Module, args: tuple[Tensor, ...], *_: Any) -> None:
-        inputs[module] = of_texts(args[0])
+        values.inputs[module] = of_texts(args[0])
 
     def keep_output(module: nn.Module, _: Any, __: Any, y: Any) -> None:
-        outputs[module] = of_texts(first_output(y))
+        values.outputs[module] = of_texts(first_output(y))
 
-    def values() -> _Values:
-        nothing = next(iter([*inputs.values(), *outputs.values()]))[..., :0]
-        return (
-            [inputs[x.heads] if x.heads else nothing for x in layers],
-            [outputs[x.mlp] if x.mlp else nothing for x in layers],
-            {module: outputs[module] for module in by_position},
-        )
-
-    # Queries, keys and values may be one module, whose output is kept once.
-    by_position = dict.fromkeys(module for layer in layers for module in layer.by_position)
+    layers = model.places.layers
     heads = [layer.heads for layer in layers if layer.heads is not None]
-    mlps = dict.fromkeys(layer.mlp for layer in layers if layer.mlp is not None)
+    # Queries, keys and values may be one module, whose output is kept once.
+    writers = dict.fromkeys(x for layer in layers for x in (*layer.by_position, layer.mlp) if x)
     before = [(module, keep_input) for module in heads]
-    with hooked(before, [(module, keep_output) for module in mlps | by_position]):
+    with hooked(before, [(module, keep_output) for module in writers]):
         yield values
 
 
