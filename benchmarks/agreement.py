@@ -70,8 +70,8 @@ def rows_of(table: Any) -> list[Row]:
     frame["noun"] = frame["noun"].str.removesuffix("s")
     frame["wrong"], frame["change"] = frame["clean"] <= 0, frame["clean"] - frame["corrupt"]
     return [
-        Row("questions whose rows were written", table.asked),
-        Row("questions that the model cannot read", table.unread, n=table.asked),
+        Row("questions whose rows were written", table.questions),
+        Row("questions that the model cannot read", table.unread, n=table.questions),
         *_answers(frame),
         *_strongest(frame, [*table.parts]),
         *_clusters(table),

@@ -109,7 +109,7 @@ def in_two(model: Any, asked: list[Question], folder: Path, seconds: float | Non
         if child == 0:
             os.environ.update(group, MASTER_PORT=f"{port}", RANK=rank, LOCAL_RANK=rank)
             found = flow_table(model, asked, folder, shard=SHARD)
-            os._exit(found.asked != len(asked))
+            os._exit(found.questions != len(asked))
         running.append(child)
     if seconds is not None:
         time.sleep(seconds)
@@ -155,7 +155,7 @@ def of_smollm2(folder: Path) -> list[Row]:
     model: Any = bilens.load(gguf_file(SMOLLM2), dtype=torch.float32)
     ratios = speed(model, folder / "speed")
     table, seconds = within(model, folder, MINUTES * 60, SHARD)
-    asked = table.asked
+    asked = table.questions
     size = sum(path.stat().st_size for path in table.folder.iterdir()) / asked
     claim = "rows of questions over a forward and a backward pass of the same batch, SmolLM2"
     hours = f"questions of SmolLM2 in {HOURS} hours of one core, extrapolated"

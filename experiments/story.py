@@ -142,8 +142,8 @@ def behaviours(model: ResidualModel) -> list[Row]:
         found, measured = answer.circuit, answer.circuit.measured
         assert isinstance(found, Stages)
         inside, every = found.inside
-        used = [one for one in answer.asked if one.use != "left out"]
-        wrong = [one for one in answer.asked if one.why == "the model answers otherwise"]
+        used = [one for one in answer.questions if one.use != "left out"]
+        wrong = [one for one in answer.questions if one.why == "the model answers otherwise"]
         row = Row(
             f"{found.task}: change restored",
             measured.restored.value,

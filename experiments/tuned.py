@@ -238,11 +238,11 @@ def both_passes(models: BothModels) -> None:
     """Run a model on as many texts as both models read, and metrics back to the embeddings."""
     places = models.base.places
     for numbers in models.groups:
-        ids = torch.stack([models.asked[i].clean for i in numbers] * 2)
+        ids = torch.stack([models.questions[i].clean for i in numbers] * 2)
         with torch.enable_grad():
             x = places.rows(ids).requires_grad_()
             logits = places.model(inputs_embeds=x, use_cache=False, logits_to_keep=1).logits
-            torch.autograd.grad(logits[:, -1, models.asked[0].tokens[0]].sum(), x)
+            torch.autograd.grad(logits[:, -1, models.questions[0].tokens[0]].sum(), x)
 
 
 def agreement_rows(

@@ -203,7 +203,7 @@ def write_text(path: Path, text: str) -> None:
 
 def write_json(path: Path, content: Any) -> None:
     """Write `content` as indented JSON."""
-    write_text(path, json.dumps(content, indent=2, default=lambda number: number.item()) + "\n")
+    write_text(path, json.dumps(content, indent=2, default=lambda x: x.item()) + "\n")
 
 
 def write_safetensors(

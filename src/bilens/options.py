@@ -78,16 +78,16 @@ def text_list(texts: str) -> tuple[str, ...]:
     return _separated(texts, "|", "text", "|") if "|" in texts else (texts,)
 
 
-def replacements(given: str) -> dict[str, str]:
+def replacements(text: str) -> dict[str, str]:
     """Return words and what stands in their place, of a text such as keys=key,was=is.
 
     Raises:
         BilensError: a word is empty, has no other, or stands twice.
     """
-    pairs = [pair.partition("=") for pair in token_list(given)]
+    pairs = [pair.partition("=") for pair in token_list(text)]
     words = {word: other for word, _, other in pairs}
     if not all(word and sign for word, sign, _ in pairs) or len(words) < len(pairs):
-        raise BilensError(f"replace={given!r}, expected words as keys=key,was=is, each once")
+        raise BilensError(f"replace={text!r}, expected words as keys=key,was=is, each once")
     return words
 
 
@@ -103,9 +103,9 @@ def replaced(text: Any, replace: Mapping[str, str]) -> str:
     # All at once, so that names can be exchanged; of words that begin alike the longer one.
     words = sorted(filter(None, replace), key=len, reverse=True)
     pattern = rf"(?<!\w)(?:{'|'.join(map(re.escape, words))})(?!\w)"
-    found = set(re.findall(pattern, text)) if words else set()
+    present = set(re.findall(pattern, text)) if words else set()
     for word in replace:
-        if word not in found:
+        if word not in present:
             raise BilensError(f"replace names {word!r}, which is not a word of {text!r}")
     return re.sub(pattern, lambda match: replace[match[0]], text)
 
@@ -113,25 +113,25 @@ def replaced(text: Any, replace: Mapping[str, str]) -> str:
 def check_circuit_options(level: Level, keep: float, size: int | None, *, heads: bool) -> None:
     """Raise for an option of a circuit that has no effect beside the others."""
     of_parts = {"keep": keep if keep != KEEP else None, "size": size, "heads": heads}
-    for name, given in of_parts.items():
-        if level == "stages" and given not in (None, False):
-            raise BilensError(f"{name}={given} is of parts; add level='parts', or leave it out")
+    for name, value in of_parts.items():
+        if level == "stages" and value not in (None, False):
+            raise BilensError(f"{name}={value} is of parts; add level='parts', or leave it out")
     if size and keep != KEEP:
         raise BilensError(f"keep={keep} has no effect beside size; leave one of them out")
 
 
-def _separated(given: str, sign: str, thing: str, separators: str) -> tuple[str, ...]:
+def _separated(text: str, sign: str, thing: str, separators: str) -> tuple[str, ...]:
     """Return what stands between the signs of a text; quotes are as in CSV."""
     field = rf'(?:"(?:[^"]|"")+"|[^"{sign}][^{sign}]*)'
     separator = re.escape(sign)
-    if not re.fullmatch(f"{field}(?:{separator}{field})*", given):
+    if not re.fullmatch(f"{field}(?:{separator}{field})*", text):
         raise BilensError(
-            f"{given!r} has an empty {thing} or an open quote; expected {thing}s separated by "
+            f"{text!r} has an empty {thing} or an open quote; expected {thing}s separated by "
             f'{separators}, and in double quotes those with one, as "{sign}" or a quote in front, '
             'as """"'
         )
-    found = re.findall(field, given)
-    return tuple(x[1:-1].replace('""', '"') if x.startswith('"') else x for x in found)
+    fields = re.findall(field, text)
+    return tuple(x[1:-1].replace('""', '"') if x.startswith('"') else x for x in fields)
 
 
 def check_docstrings() -> None:

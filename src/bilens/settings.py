@@ -145,16 +145,16 @@ def read_settings(kind: type[Settings], values: Mapping[str, Any], source: objec
 def check_names(
     source: object,
     what: str,
-    given: Set[str],
+    names: Set[str],
     expected: Set[str],
     remedy: str,
     others: Set[str] = frozenset(),
 ) -> None:
     """Raise CheckpointError unless all that is expected is given, and nothing unknown."""
-    unknown, missing = given - expected - others, expected - given
-    for complaint, names in (("unknown", unknown), ("missing", missing)):
-        if names:
-            listed = ", ".join(sorted(names))
+    unknown, missing = names - expected - others, expected - names
+    for complaint, wrong in (("unknown", unknown), ("missing", missing)):
+        if wrong:
+            listed = ", ".join(sorted(wrong))
             raise CheckpointError(f"{source}: {complaint} {what}: {listed}. {remedy}")
 
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from bilens.circuits import Cases, case, circuit, patch, task_directions
-from bilens.circuits.asked import heading_of, typical
 from bilens.circuits.case import both_passes, make_cases
 from bilens.circuits.measures import Split, part_effects
+from bilens.circuits.questions import heading_of, typical
 from bilens.errors import BilensError
 from bilens.flows import Question
 from bilens.flows.fitted import fit
@@ -67,7 +67,7 @@ def test_questions_of_both_signs_count_by_their_absolute_change(view, level):
     questions = answered(view, mixed)
     reading = circuit(view, questions, level=level)
     (found,) = reading.circuits
-    uses = [one.use for one in reading.answers[0].asked]
+    uses = [one.use for one in reading.answers[0].questions]
     measuring = Cases.of(view, questions[uses.index("measures") :])
     measuring = measuring.by("role" if level == "stages" else "")
     assert 0 < sum(case.change < 0 for case in measuring.cases) < len(measuring)
@@ -95,7 +95,7 @@ def test_a_circuit_says_in_how_many_questions_its_answer_is_ahead(view, right):
     whole = [replace(q, minus=()) for q in MANY]
     best = [view.logits(view.ids(q.text)[None])[0, -1].argmax() for q in whole]
     whole = [replace(q, token=f"t{int(token)}") for q, token in zip(whole, best, strict=True)]
-    assert all(one.use != "left out" for one in circuit(view, whole).answers[0].asked)
+    assert all(one.use != "left out" for one in circuit(view, whole).answers[0].questions)
 
 
 def test_closeness_is_of_single_questions(view, right, many):
@@ -172,7 +172,7 @@ def test_what_finds_does_not_measure(view, right, numbers, said):
     (answer,) = reading.answers
     count = len({*numbers})
     uses = {1: (0, 0, 0), 3: (1, 1, 1), 8: (2, 2, 4), 10: (2, 3, 5)}[count]
-    asked = [one.use for one in answer.asked]
+    asked = [one.use for one in answer.questions]
     assert tuple(asked.count(use) for use in ("orders", "decides", "measures")) == uses
     assert asked.count("left out") == len(numbers) - count
     assert (answer.circuit.measured.restored.low is None) == (answer.circuit.measured.questions < 5)
@@ -228,11 +228,11 @@ def test_a_record_is_the_fields_of_the_reading(view, right, many):
     assert found["measured"] == asdict(of_parts.measured)
     effects = {str(x.part): x.noising for x in of_parts.effects}
     assert {part["part"]: part["noising"] for part in found["effects"]} == effects
-    sizes = {int(size): tuple(shares) for size, shares in found["found"]["sizes"].items()}
-    assert sizes == of_parts.found.sizes
+    sizes = {int(size): tuple(shares) for size, shares in found["search"]["sizes"].items()}
+    assert sizes == of_parts.search.sizes
     assert found["left_out"]["a"]["measured"] == asdict(of_parts.left_out["a"].measured)
     assert found["control"]["measured"] == asdict(of_parts.control.measured)
-    assert [one["question"]["text"] for one in row["asked"]] == [q.text for q in named]
+    assert [one["question"]["text"] for one in row["questions"]] == [q.text for q in named]
     assert plain(many.record()) == many.record()
 
 

@@ -118,11 +118,11 @@ def test_without_a_circuit_the_best_is_returned_and_the_answer_says_so(view, tem
 
 def test_a_size_that_misses_the_bounds_and_is_taken_is_said(reading):
     (answer,) = reading.answers
-    found = answer.circuit.found
+    found = answer.circuit.search
 
     def is_said(f):
         sizes = {**found.sizes, int(found.mask.sum()): (f, f)}
-        circuit = replace(answer.circuit, found=replace(found, sizes=sizes, holds=True))
+        circuit = replace(answer.circuit, search=replace(found, sizes=sizes, holds=True))
         return "not within the" in reading.text(replace(answer, circuit=circuit))
 
     least = reading.keep
@@ -197,7 +197,7 @@ def test_each_template_is_left_out_once(view, templates, reading):
     long, short = templates[1], templates[0]
     by_hand = search_circuit([Cases.of(view, long[:4])], Cases.of(view, long[4:10]), 0.6)
     of_others = found.left_out["short"]
-    assert of_others.found.mask.equal(by_hand.mask)
+    assert of_others.search.mask.equal(by_hand.mask)
     cases = Cases.of(view, short[10:])
     f, left = cases.faithfulness(torch.stack([of_others.mask, of_others.others]).double()).tolist()
     assert of_others.measured.restored.value == pytest.approx(f)
@@ -246,7 +246,7 @@ def test_one_question_has_parts_at_positions(view):
     assert reading.n_parts == 2 * 5 * 4
     assert all("@" in part for part in reading.frame()["part"])
     assert found.measured.restored.value >= KEEP
-    assert KEEP <= found.found.sizes[int(found.found.mask.sum())][0] <= HIGHEST
+    assert KEEP <= found.search.sizes[int(found.search.mask.sum())][0] <= HIGHEST
     assert "of the change on this question" in reading.facts()[-1][1]
     assert len(reading.sections()) == 3
 

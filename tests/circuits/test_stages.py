@@ -274,15 +274,15 @@ def test_a_reading_has_stages_cuts_and_all_questions(view, templates, reading):
         (x.kind, x.role, x.first, x.last) for x in found.stages
     ]
     assert [x["without"] for x in stages] == [x.without for x in found.stages]
-    roles = [one.use for one in answer.asked]
+    roles = [one.use for one in answer.questions]
     sizes = {name: roles.count(name) for name in ("orders", "decides", "measures", "left out")}
     parts = [Split.shares(range(len(one))) for one in templates]
     expected = [sum(len(split[i]) for split in parts) for i in range(3)]
     assert list(sizes.values()) == [*expected, 0]
     cases = Cases.of(view, both).by("role")
     f = cases.values(found.mask.double()[None])[0] / cases.changes
-    assert [one.restored for one in answer.asked] == pytest.approx(f.tolist())
-    assert [one.values for one in answer.asked] == [case.ends for case in cases.cases]
+    assert [one.restored for one in answer.questions] == pytest.approx(f.tolist())
+    assert [one.values for one in answer.questions] == [case.ends for case in cases.cases]
     assert record["circuit"]["cuts"]["curves"].keys() == {"word", "end"}
     assert [*found.left_out] == ["short", "long"]
     assert found.left_out["short"].measured.questions == parts[0][2][-1] + 1 - parts[0][2][0]
@@ -307,7 +307,7 @@ def test_what_the_model_does_not_answer_is_said_first(view, templates):
     (answer,) = reading.answers
     first = "Left out: 2 questions that the model answers otherwise and 1 repeated question."
     assert first in answer.premise
-    why = [x.why for x in answer.asked]
+    why = [x.why for x in answer.questions]
     assert why[4:6] == ["the model answers otherwise"] * 2
     assert why[-1] == "repeats another"
     for question in (turned[0], asked[0]):
@@ -321,7 +321,7 @@ def test_what_the_model_does_not_answer_is_said_first(view, templates):
         }
         assert said[case.answers] in answer.premise
         assert "there is little to explain" in answer.premise
-        assert [x.use for x in answer.asked] == ["all"]
+        assert [x.use for x in answer.questions] == ["all"]
 
 
 def test_large_changes_are_worth_explaining():

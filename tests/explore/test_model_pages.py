@@ -29,7 +29,7 @@ ASKED = {"prompt": TEXT, "against": SECOND, "token": "kite", "minus": "rice,ball
 
 
 def reading(site: ModelPages, name: str, **texts: str):
-    return site._asked(name, texts.items())
+    return site._read(name, texts.items())
 
 
 def test_a_page_is_that_of_the_command(site):

@@ -83,7 +83,7 @@ def test_layers_that_run_again_have_the_same_flows(name, monkeypatch):
 def dense_slopes(models: BothModels, at: float) -> torch.Tensor:
     """The derivative of each metric along the change of each weight, a question at a time."""
     rows = []
-    for fitted in models.asked:
+    for fitted in models.questions:
         weights = {
             name: (pair.base + at * (pair.tuned - pair.base)).detach().requires_grad_()
             for name, pair in models.pairs.items()

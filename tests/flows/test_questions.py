@@ -64,7 +64,7 @@ def of_circuit(found, measuring=None):
     """Return the numbers of a circuit, and of its parts on questions that measure."""
     parts = part_effects(measuring, found.mask) if measuring else found.effects
     effects = [(x.part, x.noising, x.denoising) for x in parts]
-    return [found.found.sizes, found.measured, effects]
+    return [found.search.sizes, found.measured, effects]
 
 
 def asked(read, view, question, **options):
@@ -118,7 +118,7 @@ def by_measured_directions(view, question):
 
 def by_page_of_flow(view, question):
     page = answer_question(view, question, "another text").page
-    return [page.number, page.value, page.tokens, page.nodes]
+    return [page.metric, page.value, page.tokens, page.nodes]
 
 
 def by_page_of_circuit(view, question):

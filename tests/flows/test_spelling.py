@@ -56,7 +56,7 @@ def test_a_question_that_is_spelled_otherwise_is_the_same(view):
     ends = torch.tensor([case.ends for case in cases])
     torch.testing.assert_close(ends, ends[:1].expand_as(ends))
     (answer,) = circuit(view, asked[:5]).answers
-    assert [x.why for x in answer.asked] == ["", *4 * ["repeats another"]]
+    assert [x.why for x in answer.questions] == ["", *4 * ["repeats another"]]
     with pytest.raises(BilensError, match="holds one question"):
         task_directions(view, asked)
     with pytest.raises(BilensError, match="would measure in the task 'b'"):

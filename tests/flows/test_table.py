@@ -61,7 +61,7 @@ def test_each_row_is_the_flow_of_its_question_alone(family, tmp_path):
     view, asked = family_view(family), some_questions(9)
     found = flow_table(view, asked, tmp_path, shard=6)
     written = rows_in(tmp_path)
-    assert found.asked == len(written) == 9
+    assert found.questions == len(written) == 9
     assert written["number"].tolist() == list(range(9))
     for question, (_, row) in zip(asked, written.iterrows(), strict=True):
         if family == "own-mixed" and len(question.against.split()) == 2:
@@ -92,7 +92,7 @@ def test_what_is_no_question_is_a_row_with_the_reason(view, tmp_path):
     asked = [good[0], NO_QUESTION[0], good[1], *NO_QUESTION[1:], *good[2:]]
     found = flow_table(view, asked, tmp_path, shard=3)
     written = rows_in(tmp_path)
-    assert (found.asked, found.unread) == (8, 4)
+    assert (found.questions, found.unread) == (8, 4)
     unread = written[written["reason"] != ""]
     assert unread["number"].tolist() == [1, 3, 4, 5]
     assert all(a in b for a, b in zip(REASONS, unread["reason"], strict=True))
@@ -121,7 +121,7 @@ def test_one_that_cannot_run_beside_others_is_a_row_too(view, tmp_path, monkeypa
     asked_about = asked[3].text
     monkeypatch.setattr(rows, "flows_of_length", refuse)
     found = flow_table(view, asked, tmp_path)
-    assert (found.asked, found.unread) == (7, 1)
+    assert (found.questions, found.unread) == (7, 1)
     assert found.reasons == {"number": [3], "reason": ["its parts cancel beyond rounding"]}
 
 
@@ -306,7 +306,7 @@ def test_a_sample_of_many_is_drawn_from_all(view, tmp_path, monkeypatch):
     monkeypatch.setattr(table, "SAMPLE", 10)
     found = flow_table(view, some_questions(24), tmp_path, shard=5)
     assert sum(found.clusters["questions"]) == 10
-    assert found.asked == 24
+    assert found.questions == 24
 
 
 def test_the_command_writes_rows_and_a_page(tmp_path, monkeypatch, capsys):

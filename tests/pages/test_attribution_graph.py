@@ -61,7 +61,7 @@ KINDS = {
 def content(request):
     model, options = KINDS[request.param]
     flows = flow(view_of(**model), random_text(), "t3", **options)
-    return flow_page(flows.top(60), number='a "b"')
+    return flow_page(flows.top(60), metric='a "b"')
 
 
 def graph_of(content, slug="one"):

@@ -32,7 +32,7 @@ def split_flow():
 
 @pytest.fixture(scope="module")
 def content(split_flow):
-    return flow_page(split_flow.top(25), number="t3 minus t4")
+    return flow_page(split_flow.top(25), metric="t3 minus t4")
 
 
 def test_nodes_stand_by_strength_with_what_they_hold(split_flow, content):
@@ -201,7 +201,7 @@ READY, CELLS = ".flow svg .node", ".list tbody tr:not(.sum) td"
 @pytest.fixture(scope="module")
 def page_of_two_texts(view, tmp_path_factory):
     split = flow(view, random_text(), "t3", minus="t4", against=OTHER, ablate=20)
-    content = flow_page(split.top(40), number="t3 minus t4")
+    content = flow_page(split.top(40), metric="t3 minus t4")
     path = tmp_path_factory.mktemp("page") / "flow.html"
     write_report(path, [reading_of(split, content)], title="a")
     return split, path.as_uri()

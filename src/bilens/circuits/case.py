@@ -72,7 +72,7 @@ class Batch:
     def run(self, *, keep: bool) -> float:
         """Run them for the first time, and return the bytes of a question's passes."""
         passes = both_passes(self.model, self.questions)
-        scored = max(len(asked.spoken) or 1 for asked in self.questions)
+        scored = max(len(question.spoken) or 1 for question in self.questions)
         # Copies, without which the whole streams stay.
         self.ends = [x.stream[:, -scored:].clone() for x in passes]
         self._n_bytes = sum(x.nbytes for x in passes)
@@ -116,10 +116,10 @@ class Case:
         first, second = (float(score(x[[row]])[0]) for x in batch.ends)
         case = cls(fitted, batch, row, score, (first, second))
         if not abs(first - second) > 1e-6 * (abs(first) + abs(second)):
-            number = question.number
+            metric = question.metric
             raise BilensError(
                 f"{' and '.join(case.texts)} have the same "
-                f"{f'logit of {number}' if question.target == 'logit' else number}, {first:.4g}; "
+                f"{f'logit of {metric}' if question.target == 'logit' else metric}, {first:.4g}; "
                 "expected texts that change it"
             )
         return case
@@ -164,16 +164,16 @@ class Case:
 
     def _quoted(self, text: str | Tensor, ids: Tensor) -> str:
         model = self.batch.model
-        given = ids[: len(ids) - len(self.fitted.spoken[:-1])]
-        shown = " ".join(shown_tokens(model, given))
+        clean = ids[: len(ids) - len(self.fitted.spoken[:-1])]
+        shown = " ".join(shown_tokens(model, clean))
         if isinstance(text, str) and self.question.position == -1:
             shown = text
         elif isinstance(text, str):
             # Up to the position, as it was written.
             starts = (text[:end] for end in range(1, len(text) + 1))
-            shown = next((x for x in starts if _has_tokens(model, x, given)), shown)
+            shown = next((x for x in starts if _has_tokens(model, x, clean)), shown)
         elif model.tokenizer is not None:
-            shown = write_out(model.tokenizer, given)
+            shown = write_out(model.tokenizer, clean)
         return f"“{shown}”"
 
     @cached_property
@@ -186,10 +186,10 @@ class Case:
     @property
     def key(self) -> tuple[object, ...]:
         """What is equal for two questions that ask the same, however they are spelled."""
-        asked = self.fitted
-        vector = () if asked.vector is None else tuple(asked.vector.tolist())
-        answer = frozenset(asked.tokens), frozenset(asked.minus), asked.spoken, vector
-        return (*self.runs, answer, asked.target)
+        fitted = self.fitted
+        vector = () if fitted.vector is None else tuple(fitted.vector.tolist())
+        answer = frozenset(fitted.tokens), frozenset(fitted.minus), fitted.spoken, vector
+        return (*self.runs, answer, fitted.target)
 
     def rise(self, streams: Float[Tensor, "n time d_model"]) -> Float[Tensor, " n"]:
         """Return how far the number is on its way from the second text to the first.

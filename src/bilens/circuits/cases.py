@@ -87,9 +87,9 @@ class Cases:
         number: dict[str, Any] = {"vector": None, "target": "logit"}
         cases = []
         for case in self.cases:
-            asked = replace(case.question, token=answer[0], minus=(answer[1],), **number)
+            question = replace(case.question, token=answer[0], minus=(answer[1],), **number)
             fitted = replace(
-                case.fitted, question=asked, tokens=token, minus=minus, spoken=(), **number
+                case.fitted, question=question, tokens=token, minus=minus, spoken=(), **number
             )
             cases.append(Case.of(fitted, case.batch, case.row))
         return Cases(self.model, cases, self.axis)
@@ -142,7 +142,7 @@ class Cases:
             return values
 
         values = summed(self, own)
-        check_finite(number=values)
+        check_finite(metric=values)
         return values
 
     @torch.no_grad()
@@ -153,19 +153,19 @@ class Cases:
         self._check_masks(masks)
 
         def own() -> dict[int, tuple[Tensor, bool | None]]:
-            found = {}
+            of_cases = {}
             for group, numbers in enumerate(self.groups):
                 streams = self._streams(group, masks).unbind(1)
                 for number, of_masks in zip(numbers, streams, strict=True):
                     case = self.cases[number]
                     rises = case.rise(of_masks).cpu().double()
-                    found[number] = rises, case.score.is_answer(of_masks[0])
-            return found
+                    of_cases[number] = rises, case.score.is_answer(of_masks[0])
+            return of_cases
 
-        found = {n: x for of_process in in_all(self, own) for n, x in of_process.items()}
-        rises, answered = zip(*(found[n] for n in range(len(self))), strict=True)
+        of_cases = {n: x for of_process in in_all(self, own) for n, x in of_process.items()}
+        rises, answered = zip(*(of_cases[n] for n in range(len(self))), strict=True)
         values = torch.stack(rises, 1)
-        check_finite(number=values)
+        check_finite(metric=values)
         return values, list(answered)
 
     @property
@@ -194,9 +194,9 @@ class Cases:
             for group in range(len(self.groups)):
                 for mask, weight in zip(masks, weights, strict=True):
                     with torch.enable_grad():
-                        given = mask.to(like).requires_grad_()
-                        rise = weight * self.rises(group, given[None]).sum()
-                        (slope,) = torch.autograd.grad(rise, given)
+                        share = mask.to(like).requires_grad_()
+                        rise = weight * self.rises(group, share[None]).sum()
+                        (slope,) = torch.autograd.grad(rise, share)
                     total += slope.cpu().double()
             return total
 

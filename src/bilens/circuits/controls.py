@@ -64,9 +64,9 @@ def nonsense_answer(cases: Cases) -> tuple[str, str]:
     """
     model, used = cases.model, set[int]()
     for case in cases.cases:
-        asked = case.fitted
-        texts = torch.cat(asked.rows).tolist()
-        used |= {*texts, *asked.tokens, *asked.minus, *asked.spoken}
+        fitted = case.fitted
+        texts = torch.cat(fitted.rows).tolist()
+        used |= {*texts, *fitted.tokens, *fitted.minus, *fitted.spoken}
     middle = model.vocab_size // 4
     numbers = [i for i in range(middle, min(middle + 2000, model.vocab_size)) if i not in used]
     numbers += [i for i in range(middle) if i not in used][-2000:]

@@ -103,11 +103,11 @@ def _fewest_directions(
     finding: Cases, deciding: Cases, measuring: Cases, layers: Mapping[Place, int]
 ) -> tuple[dict[Place, MLPDirections], int | None, dict[int, float]]:
     """Return `directions`, `width` and `through` of `Cuts`."""
-    found = {place: _snapshots(finding, layer, place) for place, layer in layers.items()}
+    snapshots = {place: _snapshots(finding, layer, place) for place, layer in layers.items()}
     directions: dict[Place, MLPDirections] = {}
     through: dict[int, float] = {}
     for count in WIDTHS:
-        directions = {place: balance(*x, count, SHRINK)[0] for place, x in found.items()}
+        directions = {place: balance(*x, count, SHRINK)[0] for place, x in snapshots.items()}
         passing: Passing = {(layers[place], place): x for place, x in directions.items()}
         through[count] = passed(measuring, passing)
         if _are_good(_by_template(deciding, passing)):
@@ -197,8 +197,8 @@ def _snapshots(
 
     Gradients are at two points between the streams of both texts. Both are scaled to a change of 1.
     """
-    found = in_all(cases, partial(_own_snapshots, cases, layer, place))
-    changes, gradients = zip(*chain.from_iterable(found), strict=True)
+    of_processes = in_all(cases, partial(_own_snapshots, cases, layer, place))
+    changes, gradients = zip(*chain.from_iterable(of_processes), strict=True)
     return torch.cat(changes), torch.cat(gradients)
 
 
@@ -206,7 +206,7 @@ def _own_snapshots(cases: Cases, layer: int, place: Place) -> list[tuple[Tensor,
     """Return the changes and gradients of each group of this process."""
     module = cases.model.places.layers[layer].module
     points = [0.5 - 3**-0.5 / 2, 0.5 + 3**-0.5 / 2]
-    found = list[tuple[Tensor, Tensor]]()
+    snapshots = list[tuple[Tensor, Tensor]]()
     for group, numbers in enumerate(cases.groups):
         first, second = cases.passes(group)
         moved = first.streams[layer] - second.streams[layer]
@@ -227,8 +227,8 @@ def _own_snapshots(cases: Cases, layer: int, place: Place) -> list[tuple[Tensor,
         here = is_at(roles, place)
         scale = cases.changes[numbers].to(moved)[:, None, None] ** -0.5
         rows = [(scale * x)[:, here].flatten(0, 1).cpu().double() for x in (moved, total)]
-        found.append((rows[0], rows[1]))
-    return found
+        snapshots.append((rows[0], rows[1]))
+    return snapshots
 
 
 def direction_tokens(

@@ -233,23 +233,23 @@ def task_directions(
         finding += numbers[:half]
         measuring[task] = numbers[half:]
     check_apart(cases, finding, measuring)
-    both = [*finding, *(i for numbers in measuring.values() for i in numbers)]
-    repeated = len(cases) - len(both)
-    cases = [cases[i] for i in both]
+    used = [*finding, *(i for numbers in measuring.values() for i in numbers)]
+    repeated = len(cases) - len(used)
+    cases = [cases[i] for i in used]
     bar = progress_bar("flows of questions", cases)
     snapshots = [Snapshots.of(model, case.question) for case in bar]
-    found, values = find_directions(snapshots[: len(finding)], k)
+    directions, values = find_directions(snapshots[: len(finding)], k)
     counts = len(finding), len(cases) - len(finding)
-    held, shares = share_held(snapshots[len(finding) :], found)
-    places = _strongest(cases[: len(finding)], snapshots, found)[:strongest]
+    held, shares = share_held(snapshots[len(finding) :], directions)
+    places = _strongest(cases[: len(finding)], snapshots, directions)[:strongest]
     if not places:
         raise BilensError(
             "no flow between the texts of the questions that find passes through an MLP, expected "
             "texts whose change does; `bilens circuit` finds heads too"
         )
-    r2, parts = _measured(cases, snapshots, found, places, counts[0])
+    r2, parts = _measured(cases, snapshots, directions, places, counts[0])
     return TaskDirections(
-        tuple(found),
+        tuple(directions),
         tuple(values),
         held,
         shares,
@@ -265,25 +265,25 @@ def find_directions(
     snapshots: Sequence[Snapshots], k: int
 ) -> tuple[list[MLPDirections], list[Float[Tensor, " k"]]]:
     """Return the balanced directions of each layer, and their singular values."""
-    found, values = [], []
+    of_layers, values = [], []
     for layer in range(len(snapshots[0].changes)):
         changes = torch.cat([question.changes[layer] for question in snapshots])
         adjoints = torch.cat([question.adjoints[layer] for question in snapshots])
         directions, of_layer = balance(changes, adjoints, k, shrink=0.1)
-        found.append(directions)
+        of_layers.append(directions)
         values.append(of_layer)
-    return found, values
+    return of_layers, values
 
 
 def _strongest(
-    cases: Sequence[Case], snapshots: Sequence[Snapshots], found: Sequence[MLPDirections]
+    cases: Sequence[Case], snapshots: Sequence[Snapshots], directions: Sequence[MLPDirections]
 ) -> list[tuple[int, int]]:
     """Return layers and numbers of directions, the largest |mean flow| first."""
     sizes: dict[tuple[int, int], float] = {}
-    for layer, directions in enumerate(found):
-        total = torch.zeros(len(directions.read), dtype=torch.float64)
+    for layer, of_layer in enumerate(directions):
+        total = torch.zeros(len(of_layer.read), dtype=torch.float64)
         for case, (changes, adjoints) in zip(cases, snapshots, strict=False):
-            flow = directions.flows(changes[layer], adjoints[layer]).sum(0)
+            flow = of_layer.flows(changes[layer], adjoints[layer]).sum(0)
             total += flow if case.change > 0 else -flow
         sizes |= {(layer, number): abs(x) for number, x in enumerate(total.tolist())}
     return sorted(sizes, key=lambda place: -sizes[place])
@@ -292,7 +292,7 @@ def _strongest(
 def _measured(
     cases: Sequence[Case],
     snapshots: Sequence[Snapshots],
-    found: Sequence[MLPDirections],
+    directions: Sequence[MLPDirections],
     places: Sequence[tuple[int, int]],
     learning: int,
 ) -> tuple[float | None, tuple[TaskDirection, ...]]:
@@ -305,7 +305,7 @@ def _measured(
         removing, adding_back = [], []
         signs = torch.zeros_like(sides)
         for i, (layer, number) in enumerate(places):
-            written, read = (rows[number] for rows in found[layer])
+            written, read = (rows[number] for rows in directions[layer])
             # Snapshots are scaled to a change of the logit of 1.
             amounts = changes[layer] @ read * abs(case.change) ** 0.5
             through = amounts * (adjoints[layer] @ written) * abs(case.change) ** 0.5

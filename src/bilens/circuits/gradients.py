@@ -18,11 +18,11 @@ from bilens.sections import Columns, Fact, by_column
 from bilens.settings import Count
 from bilens.transformer import ResidualModel
 from bilens.transformer.exchange import exchange
-from bilens.transformer.passes import Number, Pass
+from bilens.transformer.passes import Metric, Pass
 
 
 def gradient_effects(
-    runs: tuple[Pass, Pass], number: Number, points: Sequence[float]
+    runs: tuple[Pass, Pass], metric: Metric, points: Sequence[float]
 ) -> Float[Tensor, "layers parts"]:
     """Return the change of each head and MLP times the mean gradient at some points.
 
@@ -41,7 +41,7 @@ def gradient_effects(
     values = at.values.map(lambda x, a, b: x - (a - b), first.values, second.values)
     keep = torch.ones(first.model.places.exist.shape, dtype=torch.float64, requires_grad=True)
     with torch.enable_grad():
-        value = number(exchange(at, at.with_values(values), [keep])[0]).sum()
+        value = metric(exchange(at, at.with_values(values), [keep])[0]).sum()
         (slope,) = torch.autograd.grad(value, keep)
     return slope / len(points)
 

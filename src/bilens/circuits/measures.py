@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bilens.circuits.cases import Cases, summed
 from bilens.circuits.patching import exchanged_each, parts_in
-from bilens.circuits.search import Found, Scores, search_circuit
+from bilens.circuits.search import Scores, SearchResult, search_circuit
 from bilens.flows.interval import Interval
 from bilens.options import KEEP
 from bilens.transformer.parts import Part
@@ -110,7 +110,7 @@ class Circuit:
 
     Attributes:
         task: its name.
-        found: the search, with the mask of the parts.
+        search: its result, with the mask of the parts.
         measured: what it does on all questions that measure.
         by_template: the same for each template.
         live: parts that are always in place, and do not count: all MLPs in circuits of heads.
@@ -120,7 +120,7 @@ class Circuit:
     """
 
     task: str
-    found: Found
+    search: SearchResult
     measured: Measured
     by_template: Mapping[str, Measured]
     live: Bool[Tensor, " *shape"] = field(repr=False)
@@ -131,7 +131,7 @@ class Circuit:
     @property
     def mask(self) -> Bool[Tensor, " *shape"]:
         """The parts, with those that are always in place."""
-        return self.found.mask
+        return self.search.mask
 
     @property
     def parts(self) -> Bool[Tensor, " *shape"]:
@@ -146,7 +146,7 @@ class Circuit:
     @property
     def holds(self) -> bool:
         """Whether f is in bounds, on the questions that decide the size."""
-        return self.found.holds
+        return self.search.holds
 
     @property
     def others(self) -> Bool[Tensor, " *shape"]:
@@ -183,11 +183,11 @@ def find_circuit(
     live[..., -1] = heads
     live &= deciding.everything
     ordering = [split.ordering for split in splits]
-    found = search_circuit(ordering, deciding, keep, scores, size=size, live=live)
+    result = search_circuit(ordering, deciding, keep, scores, size=size, live=live)
     measuring = measuring or Cases.joined([split.measuring for split in splits])
-    total, by_template = measured(measuring, found.mask, ~found.mask | live)
+    total, by_template = measured(measuring, result.mask, ~result.mask | live)
     task = measuring.cases[0].question.task
-    return Circuit(task, found, total, by_template, live)
+    return Circuit(task, result, total, by_template, live)
 
 
 @torch.no_grad()
@@ -196,7 +196,7 @@ def part_effects(shown: Cases, mask: Bool[Tensor, " *shape"]) -> tuple[PartEffec
     parts = parts_in(mask)
 
     def own() -> Tensor:
-        lost, gained = both = torch.zeros(2, len(parts), dtype=torch.float64)
+        lost, gained = sums = torch.zeros(2, len(parts), dtype=torch.float64)
         for case in (case for case in shown.cases if case.batch.is_own):
             first, second = case.alone
             noised, denoised = (
@@ -204,7 +204,7 @@ def part_effects(shown: Cases, mask: Bool[Tensor, " *shape"]) -> tuple[PartEffec
             )
             lost += abs(case.change) - case.rise(noised).cpu().double()
             gained += case.rise(denoised).cpu().double()
-        return both
+        return sums
 
     lost, gained = summed(shown, own)
     total = float(shown.changes.sum())

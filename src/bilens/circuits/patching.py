@@ -34,7 +34,7 @@ from bilens.transformer.exchange import (
 )
 from bilens.transformer.mixing import Mixing
 from bilens.transformer.parts import Part
-from bilens.transformer.passes import Number, Pass
+from bilens.transformer.passes import Metric, Pass
 from bilens.transformer.running import first_input
 
 
@@ -156,17 +156,17 @@ def patch(
     else:
         questions = as_questions(text)
     # Each run with its weight in the mean.
-    asked, shares = list[Question](), list[float]()
+    runs_of_all, shares = list[Question](), list[float]()
     for question in questions:
         runs = _answers_apart(model, question)
-        asked += [run for run, _ in runs]
+        runs_of_all += [run for run, _ in runs]
         shares += [share / len(questions) for _, share in runs]
-    change, both = 0.0, torch.zeros(2, model.n_layers, model.n_heads + 1, dtype=torch.float64)
-    for share, case in zip(shares, make_cases(model, asked, any_length=True), strict=True):
+    change, effects = 0.0, torch.zeros(2, model.n_layers, model.n_heads + 1, dtype=torch.float64)
+    for share, case in zip(shares, make_cases(model, runs_of_all, any_length=True), strict=True):
         of_answer = patched_effects(case.alone, case.score)
         change += share * of_answer.change
-        both += share * torch.stack([of_answer.noising, of_answer.denoising])
-    return Effects(change, both[0], both[1], token_hints(model, questions))
+        effects += share * torch.stack([of_answer.noising, of_answer.denoising])
+    return Effects(change, effects[0], effects[1], token_hints(model, questions))
 
 
 def _answers_apart(model: ResidualModel, question: Question) -> list[tuple[Question, float]]:
@@ -278,13 +278,13 @@ def _part_within(address: str, model: ResidualModel, time: int) -> Part:
     return part
 
 
-def patched_effects(passes: tuple[Pass, Pass], number: Number) -> Effects:
+def patched_effects(passes: tuple[Pass, Pass], metric: Metric) -> Effects:
     """Return the effects of all heads and MLPs on a number of a text, in both directions."""
     model, effects = passes[0].model, []
-    ends = [float(number(of_text.stream)[0]) for of_text in passes]
+    ends = [float(metric(of_text.stream)[0]) for of_text in passes]
     for of_text, other, end, sign in ((*passes, ends[0], 1), (*passes[::-1], ends[1], -1)):
         changed = exchanged_each(of_text, other, all_parts(model))
-        change = end - number(changed).cpu().double()
+        change = end - metric(changed).cpu().double()
         of_parts = torch.zeros(model.places.exist.shape, dtype=torch.float64)
         of_parts[model.places.exist] = sign * change
         effects.append(of_parts)

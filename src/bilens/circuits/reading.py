@@ -7,8 +7,14 @@ from typing import Any, ClassVar
 
 from bilens.analysis import Reading
 from bilens.checks import checked
-from bilens.circuits.asked import (
-    Asked,
+from bilens.circuits.case import check_apart, different
+from bilens.circuits.cases import Cases
+from bilens.circuits.controls import nonsense, verdict
+from bilens.circuits.cuts import Cuts, direction_tokens, find_cuts
+from bilens.circuits.measures import Circuit, Measured, Split, find_circuit, part_effects
+from bilens.circuits.patching import parts_in
+from bilens.circuits.questions import (
+    UsedQuestion,
     answered_questions,
     counted,
     heading_of,
@@ -16,12 +22,6 @@ from bilens.circuits.asked import (
     typical,
     uses,
 )
-from bilens.circuits.case import check_apart, different
-from bilens.circuits.cases import Cases
-from bilens.circuits.controls import nonsense, verdict
-from bilens.circuits.cuts import Cuts, direction_tokens, find_cuts
-from bilens.circuits.measures import Circuit, Measured, Split, find_circuit, part_effects
-from bilens.circuits.patching import parts_in
 from bilens.circuits.search import HIGHEST, LARGEST
 from bilens.circuits.stages import Stages, find_stages
 from bilens.flows.fitted import token_hints
@@ -49,14 +49,14 @@ class TaskAnswer:
 
     Attributes:
         circuit: the stages, or the parts.
-        asked: all questions of the task, and what each is for.
+        questions: all questions of the task, and what each is for.
         premise: what the model says to them.
         control: the search for nonsense beside this one, in a sentence; empty if it was not asked.
         named: the tokens that a single direction at both cuts raises, and those that it lowers.
     """
 
     circuit: Answer
-    asked: tuple[Asked, ...]
+    questions: tuple[UsedQuestion, ...]
     premise: str
     control: str
     named: Mapping[str, tuple[str, str]]
@@ -111,20 +111,20 @@ class CircuitReading(Reading):
 
     def text(self, answer: TaskAnswer) -> str:
         """Return what the model says to the questions of a task, and what carries it."""
-        found = answer.circuit
-        alone = sum(one.use != "left out" for one in answer.asked) == 1
-        restored = _restored(found.measured, alone=alone)
-        if isinstance(found, Stages):
-            said = _stages_said(found, restored)
-            said += [] if found.cuts is None else cuts_said(found.cuts, answer.named)
+        circuit = answer.circuit
+        alone = sum(one.use != "left out" for one in answer.questions) == 1
+        restored = _restored(circuit.measured, alone=alone)
+        if isinstance(circuit, Stages):
+            said = _stages_said(circuit, restored)
+            said += [] if circuit.cuts is None else cuts_said(circuit.cuts, answer.named)
         else:
-            said = self._parts_said(found, restored)
-        if found.left_out:
-            said.append(_of_the_others(found))
+            said = self._parts_said(circuit, restored)
+        if circuit.left_out:
+            said.append(_of_the_others(circuit))
         return " ".join(filter(None, [answer.premise, *said, answer.control]))
 
     def _parts_said(self, circuit: Circuit, restored: str) -> list[str]:
-        keep, measured, found = self.keep, circuit.measured, circuit.found
+        keep, measured, result = self.keep, circuit.measured, circuit.search
         thing = "heads, with all MLPs in place," if circuit.live.any() else "parts"
         parts = f"{circuit.size} of {self.n_parts:,} {thing}"
         text = f"{parts} restore {restored}"
@@ -134,18 +134,18 @@ class CircuitReading(Reading):
                 f"change. The best, {parts}, restores {restored}"
             )
         sentences = [f"{text}."]
-        decided = found.sizes[circuit.size]
+        decided = result.sizes[circuit.size]
         mean = sum(decided) / len(decided)
-        if len(found.sizes) > 1 and circuit.holds and not keep - 1e-4 <= mean <= HIGHEST:
+        if len(result.sizes) > 1 and circuit.holds and not keep - 1e-4 <= mean <= HIGHEST:
             bounds = f"{keep:.0%} to {HIGHEST:.0%}"
             sentences.append(f"On the questions that decide it is {mean:.1%}, not within the "
                              f"{bounds} that were asked for.")  # fmt: skip
         worst = min(circuit.by_template.items(), key=lambda item: item[1].restored.value)
-        if len(circuit.by_template) > 1 and len(found.sizes) > 1:
+        if len(circuit.by_template) > 1 and len(result.sizes) > 1:
             share = f"{worst[1].restored.value:z.0%}"
             sentences.append(f"The size is for the mean over templates; the worst, {worst[0]}, "
                              f"has {share}.")  # fmt: skip
-        if curve := curve_said(found.sizes, circuit.size):
+        if curve := curve_said(result.sizes, circuit.size):
             sentences.append(curve)
         if measured.restored.value > 1.2:
             sentences.append("That is more than all, since parts that oppose the answer are out.")
@@ -281,9 +281,9 @@ def _answers(
 
         def find(splits: Sequence[Split], measuring: Cases | None = None) -> Answer:
             """Search, as all answers, those of other templates and controls are found."""
-            found = search(splits, measuring=measuring)
+            answer = search(splits, measuring=measuring)
             bar.update()
-            return found
+            return answer
 
         for task, templates in plans.items():
             of_task = tasks[task], templates
@@ -303,30 +303,30 @@ def _of_task(
 ) -> TaskAnswer:
     """Return what carries the answers of a task, by the numbers of its different questions."""
     splits = [Split.of(everything, x, name) for name, x in templates.items()]
-    found, control = find(splits), ""
-    if isinstance(found, Stages):
-        found = replace(found, cuts=find_cuts(splits))
+    answer, control = find(splits), ""
+    if isinstance(answer, Stages):
+        answer = replace(answer, cuts=find_cuts(splits))
     else:
         # The first questions of each template.
         count, few = max(1, SHOWN // len(splits)), list[Cases]()
         for split in splits:
             few.append(split.measuring.some(range(min(len(split.measuring), count))))
-        found = replace(found, effects=part_effects(Cases.joined(few), found.parts))
+        answer = replace(answer, effects=part_effects(Cases.joined(few), answer.parts))
     of_others = {}
     for split in splits if len(splits) > 1 else ():
         others = [other for other in splits if other is not split]
         of_others[split.template] = find(others, split.measuring)
-    found = replace(found, left_out=of_others)  # type: ignore[arg-type]
+    answer = replace(answer, left_out=of_others)  # type: ignore[arg-type]
     if controls:
         cases = nonsense(everything)
         of_nonsense = find([Split.of(cases, x, name) for name, x in templates.items()])
-        found = replace(found, control=of_nonsense)  # type: ignore[arg-type]
-        control = verdict(found.measured, of_nonsense.measured, cases.cases[0].question)
+        answer = replace(answer, control=of_nonsense)  # type: ignore[arg-type]
+        control = verdict(answer.measured, of_nonsense.measured, cases.cases[0].question)
     used = everything.some([number for x in templates.values() for number in x])
-    rises = used.values(found.mask.cpu().double()[None])[0]
-    asked = uses(everything, task, numbers, templates, rises)
-    named = _named(everything.model, found)
-    return TaskAnswer(found, tuple(asked), premise(asked, used.cases), control, named)
+    rises = used.values(answer.mask.cpu().double()[None])[0]
+    questions = uses(everything, task, numbers, templates, rises)
+    named = _named(everything.model, answer)
+    return TaskAnswer(answer, tuple(questions), premise(questions, used.cases), control, named)
 
 
 def _measuring(everything: Cases, templates: Mapping[str, Sequence[int]]) -> Cases:
@@ -374,12 +374,12 @@ def _restored(measured: Measured, *, alone: bool) -> str:
     return text
 
 
-def _stages_said(found: Stages, restored: str) -> list[str]:
-    inside, every = found.inside
+def _stages_said(stages: Stages, restored: str) -> list[str]:
+    inside, every = stages.inside
     much = ", most of the model, so that they say little" if 2 * inside > every else ""
     return [
-        f"{counted(found.size, 'stage')} alone restore {restored}; "
-        f"without them {found.measured.left.value:z.0%} is left.",
+        f"{counted(stages.size, 'stage')} alone restore {restored}; "
+        f"without them {stages.measured.left.value:z.0%} is left.",
         f"They hold {inside:,} of {every:,} heads and MLPs, counted at each kind of place{much}.",
     ]
 

@@ -25,7 +25,7 @@ Scores = Callable[[Cases, Bool[Tensor, " *shape"]], Float[Tensor, " *shape"]]
 
 
 @dataclass(frozen=True, eq=False)
-class Found:
+class SearchResult:
     """The parts of a circuit, and how they were found.
 
     Attributes:
@@ -50,7 +50,7 @@ def search_circuit(
     *,
     size: int | None = None,
     live: Bool[Tensor, " *shape"] | None = None,
-) -> Found:
+) -> SearchResult:
     """Return the smallest circuit whose mean f over templates lies between `keep` and 1.15.
 
     Parts are ordered by their `scores` on some questions of each template, the largest over
@@ -104,12 +104,12 @@ def search_circuit(
 
     if size is not None:
         miss(size)
-        return Found(masks[size], orders[0], True, tried)
+        return SearchResult(masks[size], orders[0], True, tried)
     largest = min(count, LARGEST)
     best = _first_found(holds, largest)
     if best is None:
         best = min((x for x in tried if x <= largest), key=miss)
-    return Found(masks[best], orders[0], miss(best) <= SLACK, tried)
+    return SearchResult(masks[best], orders[0], miss(best) <= SLACK, tried)
 
 
 def _order(worths: Float[Tensor, " parts"], free: Bool[Tensor, " parts"]) -> Int[Tensor, " free"]:

@@ -197,17 +197,17 @@ def drop(ranges: Ranges, finding: Sequence[Cases]) -> Ranges:
     alone, on the template of the least f; of those that cost least as many go together as stay in
     bounds on all. `finding` are the questions of each template.
     """
-    given = _shares([ranges], finding)[0]
-    low, high = min(LAST[0], float(given.min())), max(LAST[1], float(given.max()))
+    present = _shares([ranges], finding)[0]
+    low, high = min(LAST[0], float(present.min())), max(LAST[1], float(present.max()))
 
     def costs(tries: Sequence[Ranges], cases: Sequence[Cases] = finding) -> list[float]:
         """Return by how much the least f is lower; infinite where f is out of bounds."""
         shares = _shares(tries, cases, (low, high))
         fits = (shares >= low).all(1) & (shares <= high).all(1)
-        return torch.where(fits, float(given.min()) - shares.amin(1), torch.inf).tolist()
+        return torch.where(fits, float(present.min()) - shares.amin(1), torch.inf).tolist()
 
     ranges = _fewest_rows(ranges, costs)
-    worst = [finding[int(given.argmin())]]
+    worst = [finding[int(present.argmin())]]
     for size in STEPS:
         while (shorter := _shortened(ranges, size, worst, costs)) is not None:
             ranges = shorter

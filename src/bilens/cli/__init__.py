@@ -132,8 +132,8 @@ def check_outputs(settings: Mapping[str, Any]) -> None:
                 used[place] = name
 
 
-def _listed(given: Any) -> tuple[Any, ...]:
-    return tuple(given) if isinstance(given, tuple | list) else (given,)
+def _listed(value: Any) -> tuple[Any, ...]:
+    return tuple(value) if isinstance(value, tuple | list) else (value,)
 
 
 def parse(args: list[str]) -> Call:

@@ -349,14 +349,14 @@ def demo(*, output: Path | None = None) -> dict[str, Any]:
     from bilens.train.run_directory import is_begun
 
     # As the commands do it, so that the demo shows what users will type.
-    def read(name: str, model: str, page: Path, **asked: Any) -> dict[str, Any] | None:
-        return run_analysis(find_analysis(name), model, output=page, **asked)
+    def read(name: str, model: str, page: Path, **options: Any) -> dict[str, Any] | None:
+        return run_analysis(find_analysis(name), model, output=page, **options)
 
     deep, grammar = output / "deep", output / "grammar"
     girl, boy = "The girl was sad because", "The boy was sad because"
     out.print(f"“{girl}”: why she, and he after “{boy}”?", style="bold")
-    asked: dict[str, Any] = {"prompt": girl, "token": "she", "minus": "he", "against": boy}
-    records = {"story": read("flow", STORY.name, output / "story" / "flow.html", **asked)}
+    options: dict[str, Any] = {"prompt": girl, "token": "she", "minus": "he", "against": boy}
+    records = {"story": read("flow", STORY.name, output / "story" / "flow.html", **options)}
     out.print("\nThe few stages that carry such answers", style="bold")
     page = output / "story" / "circuit.html"
     records["circuit"] = read("circuit", STORY.name, page, questions="pronouns")
@@ -369,8 +369,8 @@ def demo(*, output: Path | None = None) -> dict[str, Any]:
     unlikely = minus.replace(",", " or ")
     out.print(f"\n“{prompt}”: why {token}, and not {unlikely}?", style="bold")
     train_language(output=grammar, resume=is_begun(grammar), model=SMALL, training=WORDS)
-    asked = {"prompt": prompt, "token": token, "minus": minus}
-    records["flow"] = read("flow", str(grammar), grammar / "flow.html", **asked)
+    options = {"prompt": prompt, "token": token, "minus": minus}
+    records["flow"] = read("flow", str(grammar), grammar / "flow.html", **options)
     report(str(grammar), output=grammar / "report.html", token=token, minus=minus)
     return records
 

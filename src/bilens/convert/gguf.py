@@ -269,13 +269,13 @@ def _special_tokens(header: Header, vocab_size: int) -> dict[str, int | None]:
     return special
 
 
-def _apply_scaling(header: Header, config: Any, given: dict[str, Any]) -> None:
+def _apply_scaling(header: Header, config: Any, settings: dict[str, Any]) -> None:
     """Apply linear scaling of rotary positions, and that of Llama 3, to a configuration."""
     parameters = getattr(config, "rope_parameters", None) or {}
     parameters = parameters.get("full_attention", parameters)
-    if given.get("rope.scaling.type") in ("linear", "none"):
-        kind, factor = given.pop("rope.scaling.type"), given.pop("rope.scaling.factor", 1.0)
-        given.pop("rope.scaling.finetuned", None)
+    if settings.get("rope.scaling.type") in ("linear", "none"):
+        kind, factor = settings.pop("rope.scaling.type"), settings.pop("rope.scaling.factor", 1.0)
+        settings.pop("rope.scaling.finetuned", None)
         _check_setting(header.path, "rope.scaling.factor", "factor", factor)
         # Every position is divided by the factor: known to transformers under the same name.
         if kind == "linear" and factor != 1:
@@ -293,7 +293,7 @@ def _apply_scaling(header: Header, config: Any, given: dict[str, Any]) -> None:
         }
 
 
-def _check_rest(header: Header, config: Any, given: Mapping[str, Any]) -> None:
+def _check_rest(header: Header, config: Any, settings: Mapping[str, Any]) -> None:
     """Raise unless the settings that no configuration takes agree with the model or are unused."""
     # Unknown settings are errors: a model that ignores one would compute something else, silently.
     heads, n_kv_heads = config.num_attention_heads, getattr(config, "num_key_value_heads", None)
@@ -312,7 +312,7 @@ def _check_rest(header: Header, config: Any, given: Mapping[str, Any]) -> None:
         "rope.dimension_count": int(d_head * rotary.get("partial_rotary_factor", 1.0)),
         "vocab_size": config.vocab_size,
     }
-    for key, value in given.items():
+    for key, value in settings.items():
         name = f"{header.architecture}.{key}"
         if key in expected:
             if value != expected[key]:

@@ -277,7 +277,7 @@ def write_out(tokenizer: Any, ids: Iterable[int], **options: Any) -> str:
 
 
 @contextmanager
-def _errors_of(tokenizer: Any, given: str) -> Iterator[None]:
+def _errors_of(tokenizer: Any, text: str) -> Iterator[None]:
     """Say that a tokenizer stops, such as at a pattern that takes too many steps."""
     try:
         yield
@@ -286,7 +286,7 @@ def _errors_of(tokenizer: Any, given: str) -> Iterator[None]:
         if not is_panic(error) and type(error) is not Exception:
             raise
         raise BilensError(
-            f"{given} stops the tokenizer: {error}. Change the text, or the rules in tokenizer.json"
+            f"{text} stops the tokenizer: {error}. Change the text, or the rules in tokenizer.json"
         ) from error
 
 

@@ -84,7 +84,7 @@ class ModelPages:
         Raises:
             BilensError: a box does not fit the model, or another.
         """
-        reading = self._asked(name, query)
+        reading = self._read(name, query)
         with self._drawing:
             return render_report([reading])
 
@@ -94,7 +94,7 @@ class ModelPages:
         Raises:
             BilensError: the reading is no flow, or has no such nodes that can be removed.
         """
-        reading = self._asked(name, query)
+        reading = self._read(name, query)
         if not isinstance(reading, FlowReading):
             raise BilensError(f"{name} has no nodes to remove; flow has")
         flow = reading.flow
@@ -110,7 +110,7 @@ class ModelPages:
             f"of {change}. The flow through them predicts {predicted}."
         )
 
-    def _asked(self, name: str, query: Query) -> Reading:
+    def _read(self, name: str, query: Query) -> Reading:
         return self._reading(name, tuple(self.forms[name].texts(query).items()))
 
     # The key is all that a reading is made of, beside the model and its data.

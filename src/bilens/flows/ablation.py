@@ -137,12 +137,12 @@ def run_without(model: ResidualModel, flow: Flow, groups: Sequence[Sequence[Part
 
     Each text has the values of the other one for them.
     """
-    texts = _both(model, flow)
+    texts = _both_texts(model, flow)
     changed, own = exchange_parts(texts, texts.some([1, 0]), groups), texts.stream[:, None]
     return [(own[0], changed[:, 0]), (changed[:, 1], own[1])]
 
 
-def _both(model: ResidualModel, flow: Flow) -> Pass:
+def _both_texts(model: ResidualModel, flow: Flow) -> Pass:
     """Return the pass of both texts of a flow side by side."""
     flow.check_model(model)
     if any(flow.fitted.starts):

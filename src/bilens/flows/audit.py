@@ -59,7 +59,7 @@ class TextPair(NamedTuple):
         """Run the model on one text alone."""
         return model.places.forward(self.ids[row : row + 1, self.start(row) :], self.positions)
 
-    def given(
+    def reading(
         self, model: ResidualModel, texts: slice = slice(None)
     ) -> AbstractContextManager[None]:
         """Return the context in which the model reads the embeddings of some texts."""
@@ -82,7 +82,12 @@ def check_pass(model: ResidualModel, adjoints: Adjoints, runs: TextPair) -> None
     of_parts = [cut.value.detach() for graph in adjoints.graphs for cut in graph.cuts]
     for row, under_rules in enumerate(adjoints.logits):
         own, text = list[Tensor](), slice(row, row + 1)
-        with torch.no_grad(), runs.given(model, text), _parts_noted(places, own), places.context():
+        with (
+            torch.no_grad(),
+            runs.reading(model, text),
+            _parts_noted(places, own),
+            places.context(),
+        ):
             (alone,) = runs.alone(model, row)
         if not alone.isfinite().all():
             continue  # a check of logits names the overflow
@@ -192,7 +197,7 @@ def _differing(model: ResidualModel, runs: TextPair, row: int) -> UnknownOperati
             "equally many tokens)",
             "",
         )
-    with torch.no_grad(), runs.given(model, text), model.places.context(), _Plain() as plain:
+    with torch.no_grad(), runs.reading(model, text), model.places.context(), _Plain() as plain:
         runs.alone(model, row)
     results: list[_Result] = []
     with _ruled(model, runs, _Outermost(texts, _noting(results))):
@@ -229,7 +234,7 @@ def _ruled(model: ResidualModel, runs: TextPair, rules: Rules) -> Iterator[None]
     before, after = module_hooks(places.model, lambda: rules)
     after += [(table, start) for table in (places.embed, *places.tables)]
     # Hooks that were registered first run first: the embeddings that are given come before.
-    with runs.given(model), hooked(before, after), places.context(), torch.enable_grad(), rules:
+    with runs.reading(model), hooked(before, after), places.context(), torch.enable_grad(), rules:
         yield
 
 

@@ -57,12 +57,12 @@ class BothModels:
     Attributes:
         base: the base model.
         pairs: both values of each weight that differs, by name.
-        asked: the questions, in the numbers of the model.
+        questions: the questions, in the numbers of the model.
     """
 
     base: ResidualModel
     pairs: Mapping[str, WeightPair]
-    asked: tuple[Fitted, ...]
+    questions: tuple[Fitted, ...]
 
     @cached_property
     def layers(self) -> dict[int, list[str]]:
@@ -78,7 +78,7 @@ class BothModels:
         # Rows of experts are tokens of several texts, whose flows would be mixed.
         most = 1 if self._has_experts else BATCH
         alike: dict[tuple[int, str], list[int]] = defaultdict(list)
-        for number, fitted in enumerate(self.asked):
+        for number, fitted in enumerate(self.questions):
             alike[len(fitted.clean), fitted.target].append(number)
         return [
             numbers[start : start + most]
@@ -91,11 +91,11 @@ class BothModels:
 
         They are of the text, or with `second` of the second text.
         """
-        places, values = self.base.places, torch.zeros(len(self.asked), dtype=torch.float64)
+        places, values = self.base.places, torch.zeros(len(self.questions), dtype=torch.float64)
         weights = {f"model.{name}": self.pairs[name].tuned for name in tuned}
         with torch.no_grad(), places.context():
             for numbers in self.groups:
-                group = [self.asked[i] for i in numbers]
+                group = [self.questions[i] for i in numbers]
                 ids = torch.stack([both_ids(fitted)[int(second)] for fitted in group])
                 logits = functional_call(_Runner(places), weights, (ids,))
                 values[numbers] = metrics(group, logits).cpu().double()
@@ -110,7 +110,7 @@ class BothModels:
             The metrics of the tuned and of the base model, the size of what they are rounded with,
             and the rules with all flows.
         """
-        group = [self.asked[i] for i in numbers]
+        group = [self.questions[i] for i in numbers]
         rules = SwitchedRules(2 * len(group), self._by_number)
         ids = torch.stack([both_ids(fitted) for fitted in group], 1).flatten(0, 1)
         signs = [1.0] * len(group) + [-1.0] * len(group)
@@ -129,7 +129,7 @@ class BothModels:
 
         The second value is the size of what the metrics are rounded with.
         """
-        count, size = len(self.asked), 0.0
+        count, size = len(self.questions), 0.0
         values = torch.zeros(2, count, dtype=torch.float64)
         flows = torch.zeros(count, len(self.pairs), dtype=torch.float64)
         rest = torch.zeros(count, dtype=torch.float64)
@@ -147,10 +147,10 @@ class BothModels:
 
         The model is between both: `at` is 0 for the base model, 1 for the tuned one.
         """
-        slopes = torch.zeros(len(self.asked), len(self.pairs), dtype=torch.float64)
+        slopes = torch.zeros(len(self.questions), len(self.pairs), dtype=torch.float64)
         for numbers in self.groups:
             # The rules of experts know two halves, the second of which is not pulled.
-            group = [self.asked[i] for i in numbers] * (1 + self._has_experts)
+            group = [self.questions[i] for i in numbers] * (1 + self._has_experts)
             rules = SwitchedRules(len(group), self._by_number, at)
             ids = torch.stack([fitted.clean for fitted in group])
             signs = [float(i < len(numbers)) for i in range(len(group))]
@@ -179,7 +179,7 @@ class BothModels:
         and its values add up to the change on the text.
         """
         layers, generator = [*self.layers.values()], torch.Generator().manual_seed(seed)
-        values = torch.zeros(len(self.asked), len(layers), dtype=torch.float64)
+        values = torch.zeros(len(self.questions), len(layers), dtype=torch.float64)
         start, order = self.run(()), list[int]()
         for number in range(orders):
             drawn = torch.randperm(len(layers), generator=generator).tolist()

@@ -63,11 +63,11 @@ class Edges:
         starts = graph.leaves if shown["choice"] or adjoints.lacked else []
         places = [*(leaf for leaf, _ in parts), *(leaf.value for leaf in starts)]
 
-        def note(reader: int, found: Sequence[Tensor | None]) -> None:
+        def note(reader: int, adjoints: Sequence[Tensor | None]) -> None:
             """Note the edges to parts and choices, given the adjoints at their places."""
-            for (_, members), of_part in zip(parts, found, strict=False):
+            for (_, members), of_part in zip(parts, adjoints, strict=False):
                 self._to_parts(reader, members, of_part, graph)
-            for leaf, of_start in zip(starts, found[len(parts) :], strict=True):
+            for leaf, of_start in zip(starts, adjoints[len(parts) :], strict=True):
                 self._to_choice(reader, shown["choice"], leaf, of_start)
 
         def read(reader: int, value: Tensor, w: Tensor) -> None:

@@ -357,21 +357,21 @@ def token_hints(model: ResidualModel, questions: Sequence[Question]) -> tuple[st
     return (*chats, *otherwise, *space_hints(model, texts))
 
 
-def rounded_size(asked: Sequence[Fitted], logits: Float[Tensor, "texts vocab"]) -> float:
+def rounded_size(questions: Sequence[Fitted], logits: Float[Tensor, "texts vocab"]) -> float:
     """Return the size of the numbers that metrics are rounded with.
 
     These are logits, of which a metric may be a much smaller difference. The rounding of a logit
     changes a probability by at most as large a share of it.
 
     Args:
-        asked: questions of one target, that of each text.
+        questions: questions of one target, that of each text.
         logits: those of the texts, after a soft cap.
     """
     size = float(logits.abs().max())
-    if asked[0].target != "probability":
+    if questions[0].target != "probability":
         return size
     largest = 0.0
-    for row, fitted in zip(logits.softmax(-1), asked, strict=True):
+    for row, fitted in zip(logits.softmax(-1), questions, strict=True):
         tokens = [*fitted.tokens, *fitted.minus, *fitted.spoken[-1:]]
         largest = max(largest, float(row[tokens].max()))
     return size * largest

@@ -154,8 +154,8 @@ class Question:
         return isinstance(self.against, str) and self.against == NEUTRAL
 
     @property
-    def number(self) -> str:
-        """The number that is asked about in words, with its tokens in quotes."""
+    def metric(self) -> str:
+        """What is measured in words, with its tokens in quotes."""
         if self.vector is not None:
             return "the direction"
         token = " or ".join(f'"{token_text(name)}"' for name in self.tokens)

@@ -55,7 +55,7 @@ class FlowPage(CheckedSettings):
     Fields without a comment are those of `Flow`.
     """
 
-    number: str  # the number that is split, in words
+    metric: str  # what is split, in words
     tokens: tuple[str, ...]
     second: tuple[str, ...]  # tokens of the second text; empty of another second run
     value: float
@@ -77,8 +77,8 @@ class FlowPage(CheckedSettings):
     start: int  # the place in `shares` with which a page begins
 
 
-def flow_page(graph: FlowGraph, *, number: str, second: Sequence[str] = ()) -> FlowPage:
-    """Return the graph of the strongest nodes of a flow for a page, and its `number` in words.
+def flow_page(graph: FlowGraph, *, metric: str, second: Sequence[str] = ()) -> FlowPage:
+    """Return the graph of the strongest nodes of a flow for a page, and its `metric` in words.
 
     `second` are the tokens of the second text.
     """
@@ -96,7 +96,7 @@ def flow_page(graph: FlowGraph, *, number: str, second: Sequence[str] = ()) -> F
         some = graph.some([graph.nodes[i] for i in order[:count]])
         shares.append((count, some.share_of_logit))
     return FlowPage(
-        number=number,
+        metric=metric,
         tokens=flow.tokens,
         second=tuple(second),
         value=flow.value,
@@ -291,7 +291,7 @@ class FlowReading(Reading):
         """Return the value, the number of nodes, and the share that is shown."""
         n, share = self.page.shares[self.page.start]
         return [
-            (f"change of {self.page.number}", self.page.value),
+            (f"change of {self.page.metric}", self.page.value),
             ("probability of the token after the first text", Percent(self.probability)),
             ("nodes", self.page.n_nodes),
             (f"share on paths among the {n} strongest", Percent(share)),
@@ -336,7 +336,7 @@ def answer_question(
         flow=through,
         question=through.question,
         page=flow_page(
-            graph, number=through.question.number, second=_second_tokens(model, through)
+            graph, metric=through.question.metric, second=_second_tokens(model, through)
         ),
         probability=_probability(model, through),
         strongest=strongest,

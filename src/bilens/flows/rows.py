@@ -37,13 +37,13 @@ NUMBERS = ("clean", "corrupt")
 """Columns of the number in both runs."""
 FORM = 1
 """Of rows: other columns get another number, and all rows are made anew."""
-Asked = Question | BilensError
+QuestionOrError = Question | BilensError
 """A question, or why there is none."""
 
 
 def write_shards(
     model: ResidualModel,
-    questions: Iterable[Asked],
+    questions: Iterable[QuestionOrError],
     folder: Path,
     *,
     size: int,
@@ -62,30 +62,30 @@ def write_shards(
     known = {path.name.partition("-")[0]: path for path in folder.glob("[0-9]*-*.parquet")}
     key, shards = _model_digest(model), list[Path]()
     with progress_bar("questions", total=total) as bar:
-        for number, asked in enumerate(batched(questions, size)):
-            path = folder / f"{number:06}-{_digest(key, asked)}.parquet"
+        for number, of_shard in enumerate(batched(questions, size)):
+            path = folder / f"{number:06}-{_digest(key, of_shard)}.parquet"
             _check_own(known.pop(f"{number:06}", path), path)
             shards.append(path)
             if path.exists():
                 # It took no time, of which the time that is left is told.
                 if not bar.disable:
-                    bar.initial += len(asked)
-                    bar.n += len(asked)
+                    bar.initial += len(of_shard)
+                    bar.n += len(of_shard)
             elif number % turn[1] == turn[0]:
-                rows = _rows(model, number * size, asked, bar)
+                rows = _rows(model, number * size, of_shard, bar)
                 with written_whole(path) as temporary:
                     write(rows, temporary)
             else:
-                bar.update(len(asked))
+                bar.update(len(of_shard))
     for path in known.values():
         _check_own(path, None)
     return shards
 
 
-def _check_own(found: Path, expected: Path | None) -> None:
-    if found != expected:
+def _check_own(path: Path, expected: Path | None) -> None:
+    if path != expected:
         raise BilensError(
-            f"{found} has rows of another model or of other questions; expected a new folder, or "
+            f"{path} has rows of another model or of other questions; expected a new folder, or "
             "that of the same questions and model"
         )
 
@@ -104,43 +104,43 @@ def _model_digest(model: ResidualModel) -> str:
     return digest.hexdigest()
 
 
-def _digest(key: str, asked: Sequence[Asked]) -> str:
+def _digest(key: str, questions: Sequence[QuestionOrError]) -> str:
     digest = sha256(key.encode())
-    for question in asked:
+    for question in questions:
         values: list[Any] = [str(question)]
         if isinstance(question, Question):
             values = [getattr(question, field.name) for field in fields(question)]
-        given = [x.tolist() if isinstance(x, Tensor) else x for x in values]
-        digest.update(repr(given).encode(errors="backslashreplace"))
+        plain = [x.tolist() if isinstance(x, Tensor) else x for x in values]
+        digest.update(repr(plain).encode(errors="backslashreplace"))
     return digest.hexdigest()[:16]
 
 
-def _rows(model: ResidualModel, first: int, asked: Sequence[Asked], bar: Any) -> Any:
+def _rows(model: ResidualModel, first: int, questions: Sequence[QuestionOrError], bar: Any) -> Any:
     """Return the rows of questions, from that with the number `first` on, as a table of Arrow."""
     parts = [
         str(Part("head", layer, head) if head < model.n_heads else Part("mlp", layer))
         for layer in range(model.n_layers)
         for head in range(model.n_heads + 1)
     ]
-    reasons = [""] * len(asked)
+    reasons = [""] * len(questions)
     # Without a flow a row has no numbers.
-    values = np.full((len(asked), 2), np.nan)
-    flows = np.full((len(asked), len(parts)), np.nan, np.float32)
-    for row, found in _answers(model, asked):
-        if isinstance(found, BilensError):
-            reasons[row] = str(found)
+    values = np.full((len(questions), 2), np.nan)
+    flows = np.full((len(questions), len(parts)), np.nan, np.float32)
+    for row, result in _answers(model, questions):
+        if isinstance(result, BilensError):
+            reasons[row] = str(result)
         else:
-            of_parts = torch.cat([found.heads.sum(-1), found.mlps.sum(-1)[:, None]], 1)
-            values[row], flows[row] = found.values, of_parts.flatten().float().cpu().numpy()
+            of_parts = torch.cat([result.heads.sum(-1), result.mlps.sum(-1)[:, None]], 1)
+            values[row], flows[row] = result.values, of_parts.flatten().float().cpu().numpy()
         bar.update()
-    columns: dict[str, Any] = {"number": range(first, first + len(asked))}
-    columns |= {name: [_words(question, name) for question in asked] for name in ASKED}
+    columns: dict[str, Any] = {"number": range(first, first + len(questions))}
+    columns |= {name: [_words(question, name) for question in questions] for name in ASKED}
     columns |= dict(zip(NUMBERS, values.T, strict=True)) | dict(zip(parts, flows.T, strict=True))
     frame = pd.DataFrame({**columns, "reason": reasons})
     return arrow.Table.from_pandas(frame, preserve_index=False)
 
 
-def _words(question: Asked, name: str) -> str:
+def _words(question: QuestionOrError, name: str) -> str:
     """Return a field of a question as text."""
     value = getattr(question, name, "")
     if isinstance(value, Tensor):
@@ -149,11 +149,11 @@ def _words(question: Asked, name: str) -> str:
 
 
 def _answers(
-    model: ResidualModel, asked: Sequence[Asked]
+    model: ResidualModel, questions: Sequence[QuestionOrError]
 ) -> Iterator[tuple[int, Flow | BilensError]]:
     """Yield the number of each question with its flow, or with the reason why it has none."""
     of_lengths: dict[tuple[int, ...], dict[int, Fitted]] = defaultdict(dict)
-    for number, question in enumerate(asked):
+    for number, question in enumerate(questions):
         try:
             if isinstance(question, BilensError):
                 raise question
@@ -174,7 +174,7 @@ def _together(
 ) -> Iterator[tuple[int, Flow | BilensError]]:
     """Yield the flows of questions of one length; if they are refused, each runs alone."""
     try:
-        found = flows_of_length(model, [*fitted.values()])
+        flows = flows_of_length(model, [*fitted.values()])
     except MemoryLimitError:
         raise  # for every question
     except BilensError as error:
@@ -186,5 +186,5 @@ def _together(
             yield from [(number, error)] if len(fitted) == 1 else _together(model, alone)
     else:
         # There is no room for the graph of this pass beside that of the next.
-        found[0].origin.release()
-        yield from zip(fitted, found, strict=True)
+        flows[0].origin.release()
+        yield from zip(fitted, flows, strict=True)

@@ -300,9 +300,9 @@ class Rules(TorchFunctionMode):
         """Write numbers into places of an activation."""
         func(x, index, value)
 
-    def in_either(self, asked: Tensor) -> Tensor:
+    def in_either(self, mask: Tensor) -> Tensor:
         """Return where something holds in either text, for all rows."""
-        return asked.unflatten(0, (2, -1)).any(0).repeat(2, *[1] * (asked.dim() - 1))
+        return mask.unflatten(0, (2, -1)).any(0).repeat(2, *[1] * (mask.dim() - 1))
 
     def seen(self, mask: Tensor, like: Tensor) -> Tensor | None:
         """Return which scores are seen, as what was chosen; None where both texts see the same."""
@@ -627,8 +627,8 @@ def _contraction(mode: Rules, func: Any, equation: str, *operands: Any) -> Tenso
     tensors = [*tensors_in(operands)]
     live = [x for x in tensors if is_live(x)]
 
-    def contract(*given: Tensor) -> Tensor:
-        left = iter(given)
+    def contract(*factors: Tensor) -> Tensor:
+        left = iter(factors)
         return func(equation, *(next(left) if is_live(x) else x for x in tensors))
 
     if len(live) == 1:

@@ -47,7 +47,7 @@ class SavedGraph(Reading):
     @property
     def title(self) -> str:
         """What is asked, and the text."""
-        return f"What changes {self.page.number} after “{self.prompt}”?"
+        return f"What changes {self.page.metric} after “{self.prompt}”?"
 
     @cached_property
     def nodes(self) -> tuple[Node, ...]:
@@ -102,7 +102,7 @@ class SavedGraph(Reading):
 
     def facts(self) -> list[Fact]:
         return [
-            (f"change of {self.page.number}", self.page.value),
+            (f"change of {self.page.metric}", self.page.value),
             ("nodes in the file", len(self.nodes) - 1),
             ("pinned", ", ".join(self.pinned) or "none"),
         ]

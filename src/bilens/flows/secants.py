@@ -204,12 +204,12 @@ class Rows:
         return both.detach(), tangents if x.requires_grad else torch.zeros_like(tangents)
 
     def join(
-        self, both: Float[Tensor, "2 *half"], tangents: Float[Tensor, "count *half"], like: Tensor
+        self, texts: Float[Tensor, "2 *half"], tangents: Float[Tensor, "count *half"], like: Tensor
     ) -> Tensor:
         """Return the activation of both texts and tangents, with the first axis of another one."""
         if self.places is None:
-            return torch.cat([both, tangents]).flatten(0, 1)
-        entries = torch.cat([both.flatten(0, 1), tangents])
+            return torch.cat([texts, tangents]).flatten(0, 1)
+        entries = torch.cat([texts.flatten(0, 1), tangents])
         return entries[None] if len(like) == 1 else entries
 
     def at(self, half: Float[Tensor, "*half"]) -> Tensor:

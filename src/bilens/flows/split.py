@@ -144,13 +144,13 @@ def fitted_pair(model: ResidualModel, question: Question) -> Fitted:
     return fit(model, given, padded=True)
 
 
-def flows_of_length(model: ResidualModel, asked: Sequence[Fitted]) -> list[Flow]:
+def flows_of_length(model: ResidualModel, questions: Sequence[Fitted]) -> list[Flow]:
     """Return the flow of each question, whose texts all have one length and run side by side.
 
     Raises:
         BilensError: flows do not add up to the numbers of the model.
     """
-    return _flows(model, Origin(model.model, partial(_adjoints, model, asked)), asked)
+    return _flows(model, Origin(model.model, partial(_adjoints, model, questions)), questions)
 
 
 def adjoints_of(model: ResidualModel, questions: Sequence[Question]) -> Adjoints:
@@ -166,7 +166,7 @@ def adjoints_of(model: ResidualModel, questions: Sequence[Question]) -> Adjoints
 def _adjoints(model: ResidualModel, questions: Sequence[Fitted]) -> Adjoints:
     scores = [Score(model, question) for question in questions]
     runs = _runs(model, questions, scores)
-    with runs.given(model):
+    with runs.reading(model):
         adjoints = Adjoints(
             model.places,
             runs.ids,
@@ -264,7 +264,7 @@ def _check_logits(model: ResidualModel, adjoints: Adjoints, scores: Sequence[Sco
         check_sum("W_U n + b_U", z, own[tokens], size=size)
 
 
-def _flows(model: ResidualModel, origin: Origin, asked: Sequence[Fitted]) -> list[Flow]:
+def _flows(model: ResidualModel, origin: Origin, fitted: Sequence[Fitted]) -> list[Flow]:
     """Return the flow of each question of a pass.
 
     Raises:
@@ -301,8 +301,8 @@ def _flows(model: ResidualModel, origin: Origin, asked: Sequence[Fitted]) -> lis
     flows = []
     for question in range(questions):
         flow = Flow(
-            question=asked[question].question,
-            fitted=asked[question],
+            question=fitted[question].question,
+            fitted=fitted[question],
             ids=adjoints.ids[question].clone(),
             tokens=tuple(shown_tokens(model, adjoints.ids[question])),
             values=(
@@ -315,7 +315,7 @@ def _flows(model: ResidualModel, origin: Origin, asked: Sequence[Fitted]) -> lis
             choices=choices[question].clone(),
             pairs=tuple(pairs[question]),
             absolute=float(absolute[question]),
-            rounded=rounded_size([asked[question]] * 2, adjoints.logits[question::questions]),
+            rounded=rounded_size([fitted[question]] * 2, adjoints.logits[question::questions]),
             streams=adjoints.last.leaf.detach()[question::questions].clone(),
             changes_stream=adjoints.changes_stream,
             origin=origin,
@@ -325,8 +325,8 @@ def _flows(model: ResidualModel, origin: Origin, asked: Sequence[Fitted]) -> lis
             check_flow(flow)
         except BilensError:
             if not cancels(flow):
-                scores = [Score(model, of_question) for of_question in asked]
-                check_rules(model, _runs(model, asked, scores))  # which names the operation
+                scores = [Score(model, of_question) for of_question in fitted]
+                check_rules(model, _runs(model, fitted, scores))  # which names the operation
             raise
         flows.append(flow)
     return flows

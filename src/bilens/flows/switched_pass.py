@@ -26,7 +26,7 @@ from bilens.transformer.running import first_input, first_output, with_input
 def pulled(
     model: ResidualModel,
     rules: SwitchedRules,
-    asked: Sequence[Fitted],
+    questions: Sequence[Fitted],
     ids: Int[Tensor, "texts time"],
     signs: Sequence[float],
 ) -> tuple[Float[Tensor, " texts"], float]:
@@ -64,7 +64,7 @@ def pulled(
         after += [(layer.module, leave) for layer in places.layers]
     with hooked(before, after), places.context(), torch.enable_grad(), rules:
         logits = places.forward(ids)
-        values = metrics(asked, logits)
+        values = metrics(questions, logits)
     with torch.enable_grad():
         (values @ torch.tensor(signs).to(values)).backward(retain_graph=bool(cuts))
     while cuts:
@@ -73,7 +73,7 @@ def pulled(
     # They hold the graph, which holds the rules: a cycle that only the collector would free.
     rules.mixes.clear()
     rules.experts = None
-    return values.detach(), rounded_size(asked, logits.detach())
+    return values.detach(), rounded_size(questions, logits.detach())
 
 
 @dataclass(eq=False)
@@ -110,16 +110,16 @@ def _hooks(module: nn.Module, rules: SwitchedRules) -> tuple[list[Hook], list[Ho
 
 
 def metrics(
-    asked: Sequence[Fitted], logits: Float[Tensor, "texts vocab"]
+    questions: Sequence[Fitted], logits: Float[Tensor, "texts vocab"]
 ) -> Float[Tensor, " texts"]:
     """Return the metrics of questions of one target, given logits after a soft cap."""
-    (target,) = {fitted.target for fitted in asked}
+    (target,) = {fitted.target for fitted in questions}
     numbers = logits if target == "logit" else logits.log_softmax(-1)
     if target == "probability":
         numbers = numbers.exp()
     tokens, shares = [], []
-    most = max(len(fitted.shares) for fitted in asked)
-    for fitted in asked:
+    most = max(len(fitted.shares) for fitted in questions)
+    for fitted in questions:
         of_one = [*fitted.tokens, *fitted.minus]
         tokens.append(of_one + of_one[:1] * (most - len(of_one)))
         shares.append(fitted.shares + [0.0] * (most - len(of_one)))

@@ -77,7 +77,7 @@ class FlowTable(Reading):
     Attributes:
         folder: The folder, which pandas reads as one table of Parquet.
         parts: Address of each head and MLP, a column of the rows.
-        asked: Number of questions.
+        questions: Number of questions.
         unread: Number of those that the model cannot read.
         reasons: Number of each of the first of them, with the reason.
         kinds: Tasks and templates, the most frequent first.
@@ -86,7 +86,7 @@ class FlowTable(Reading):
 
     folder: Path
     parts: tuple[str, ...]
-    asked: int
+    questions: int
     unread: int
     reasons: Columns
     kinds: tuple[Kind, ...]
@@ -98,7 +98,7 @@ class FlowTable(Reading):
 
     def facts(self) -> list[Fact]:
         counts = {"kinds": len(self.kinds), "clusters": len(self.clusters["cluster"])}
-        return [("questions", self.asked), ("not read", self.unread), *counts.items()]
+        return [("questions", self.questions), ("not read", self.unread), *counts.items()]
 
     def columns(self) -> Columns:
         """Return the strongest parts of each kind: shares of its change, with intervals of 95 %."""

@@ -66,9 +66,9 @@ class TangentRules(Rules):
             written[index] = True
             x.masked_fill_(written & ~self._of_texts(x), 0.0)
 
-    def in_either(self, asked: Tensor) -> Tensor:
+    def in_either(self, mask: Tensor) -> Tensor:
         """Return where something holds in either text, for all rows."""
-        rows = asked.unflatten(0, (2 + self.rows.count, -1))
+        rows = mask.unflatten(0, (2 + self.rows.count, -1))
         return rows[:2].any(0).expand_as(rows).flatten(0, 1)
 
     def _of_texts(self, like: Tensor) -> Tensor:

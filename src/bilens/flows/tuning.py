@@ -80,7 +80,7 @@ class DiffReading(Reading):
 
     @property
     @abstractmethod
-    def number(self) -> str:
+    def metric(self) -> str:
         """What is split, in words."""
 
     @abstractmethod
@@ -147,7 +147,7 @@ class DiffReading(Reading):
         first, last = carrying_layers(layers, 0.7)
         strongest = self.strongest()[0]
         share = sum(flow for layer, flow in layers.items() if first <= layer <= last)
-        text = f"Tuning changes {self.number} by {self.value:+.2f}"
+        text = f"Tuning changes {self.metric} by {self.value:+.2f}"
         size = sum(map(abs, weights.values()))
         if abs(self.value) <= 0.1 * size:
             return (
@@ -186,7 +186,7 @@ class ModelDiffs(DiffReading):
         return (self.values[0] - self.values[1]).sign()
 
     @property
-    def number(self) -> str:
+    def metric(self) -> str:
         return f"the answers of {len(self.flows)} questions"
 
     def read_at(self, names: Sequence[str]) -> Columns:
@@ -228,8 +228,8 @@ class ModelDiff(DiffReading):
         return torch.ones(1, dtype=torch.float64)
 
     @property
-    def number(self) -> str:
-        return self.models.asked[0].question.number
+    def metric(self) -> str:
+        return self.models.questions[0].question.metric
 
     def facts(self) -> list[Fact]:
         return [
@@ -303,8 +303,8 @@ def diff(
         BilensError: the models do not fit each other, an operation has no rule, or the flows do
             not add up to the change.
     """
-    models = _both(base, tuned, [Question(text, token, minus, against, target=target)])
-    (fitted,) = models.asked
+    models = _both_models(base, tuned, [Question(text, token, minus, against, target=target)])
+    (fitted,) = models.questions
     values, size, rules = models.side_by_side([0])
     flows = weight_flows(rules, [*models.pairs], 1)
     time = len(fitted.clean)
@@ -348,22 +348,22 @@ def diffs(
     Raises:
         BilensError: as `diff`, or there are no questions.
     """
-    models = _both(base, tuned, as_questions(questions))
+    models = _both_models(base, tuned, as_questions(questions))
     values, size, flows, rest = models.flows()
     _check(models, values, size, flows, rest)
     return ModelDiffs(models, values, flows, rest)
 
 
-def _both(
+def _both_models(
     base: ResidualModel, tuned: ResidualModel | str | Path, questions: Sequence[Question]
 ) -> BothModels:
     if not questions:
         raise BilensError("questions is empty, expected at least one question")
     base, changed = _opened(base, tuned, questions[0].text)
-    asked = tuple(fit(base, question) for question in questions)
-    if any(fitted.vector is not None or fitted.spoken for fitted in asked):
+    fitted_questions = tuple(fit(base, question) for question in questions)
+    if any(fitted.vector is not None or fitted.spoken for fitted in fitted_questions):
         raise BilensError("token has to be one token, or several of which the mean is taken")
-    return BothModels(base, weight_pairs(base.model, changed), asked)
+    return BothModels(base, weight_pairs(base.model, changed), fitted_questions)
 
 
 def _check(

@@ -110,10 +110,10 @@ class Text:
             (i, carried or not first or i > 0, carried or not last or i < n - 1) for i in range(n)
         ]
 
-    def state(self, given: Tensor | None) -> Tensor:
+    def state(self, start: Tensor | None) -> Tensor:
         """Return a copy of a state (batch * kv_heads, features, d_value), or zeros."""
-        if given is not None:
-            return given.flatten(0, 1).clone()
+        if start is not None:
+            return start.flatten(0, 1).clone()
         v = self.pieces[0][2]
         return v.new_zeros(len(v), self.features.size, v.shape[-1])
 

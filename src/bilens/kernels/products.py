@@ -247,28 +247,28 @@ def no_autocast(device: torch.device) -> AbstractContextManager[object]:
 # Arguments of operators: those of `_INPUTS` first, a kernel, five inputs and a state.
 
 
-def _run_attend(kernel: str, *given: Any) -> tuple[Tensor, Tensor]:
-    *inputs, state, scale = given
+def _run_attend(kernel: str, *args: Any) -> tuple[Tensor, Tensor]:
+    *inputs, state, scale = args
     with no_autocast(inputs[2].device):
         y, last = KERNELS[kernel]().attend(tuple(inputs), scale, state)
     return y, y.new_empty(0) if last is None else last
 
 
-def _run_gradients(kernel: str, *given: Any) -> list[Tensor]:
-    *inputs, state, dy, dlast = given
+def _run_gradients(kernel: str, *args: Any) -> list[Tensor]:
+    *inputs, state, dy, dlast = args
     with no_autocast(dy.device):
         gradients = KERNELS[kernel]().gradients(tuple(inputs), state, dy, dlast)
     return [x for x in gradients if x is not None]
 
 
-def _fake_attend(kernel: str, *given: Any) -> tuple[Tensor, Tensor]:
-    q1, _, v, _, _, state, _ = given
+def _fake_attend(kernel: str, *args: Any) -> tuple[Tensor, Tensor]:
+    q1, _, v, _, _, state, _ = args
     y = v.new_empty(*q1.shape[:3], v.shape[-1])
     return y, v.new_empty(0) if state is None else torch.empty_like(state)
 
 
-def _fake_gradients(kernel: str, *given: Any) -> list[Tensor]:
-    return [x.new_empty(x.shape) for x in given[:6] if x is not None]
+def _fake_gradients(kernel: str, *args: Any) -> list[Tensor]:
+    return [x.new_empty(x.shape) for x in args[:6] if x is not None]
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: object) -> None:

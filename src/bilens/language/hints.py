@@ -20,15 +20,15 @@ FAR = log(100)
 
 @torch.no_grad()
 def space_hints(
-    model: ResidualModel, asked: Iterable[tuple[Int[Tensor, " time"], Sequence[str]]]
+    model: ResidualModel, questions: Iterable[tuple[Int[Tensor, " time"], Sequence[str]]]
 ) -> tuple[str, ...]:
     """Return a hint for each token that is far less probable after a text than behind a space.
 
-    `asked` are texts and the names of the tokens or answers after each. Of an answer of several
+    `questions` are texts and the names of the tokens or answers after each. Of an answer of several
     tokens the first is compared. "Far" is a hundred times.
     """
     n, counts, spaced = 0, Counter[str](), cache(partial(_spaced, model))
-    for ids, names in asked:
+    for ids, names in questions:
         n += 1
         pairs = {name: pair for name in names if (pair := spaced(name))}
         if not pairs:

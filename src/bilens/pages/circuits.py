@@ -7,9 +7,9 @@ from typing import Any
 import pandas as pd
 import torch
 
-from bilens.circuits.asked import Asked
 from bilens.circuits.cuts import Cuts
 from bilens.circuits.measures import Circuit
+from bilens.circuits.questions import UsedQuestion
 from bilens.circuits.reading import SHOWN, Answer, CircuitReading
 from bilens.circuits.search import HIGHEST
 from bilens.circuits.stages import Stages
@@ -79,7 +79,7 @@ def circuit_sections(reading: CircuitReading) -> list[Section]:
             "What each question is for, its number after both texts, and the share of its change "
             "that is restored."
         )
-        add(f"Questions{of_task}", text, _questions(answer.asked), folds=True)
+        add(f"Questions{of_task}", text, _questions(answer.questions), folds=True)
     if reading.transfer:
         draw = partial(circuit_plot, reading, width=NARROW)
         text = "The share of the change of each task that the stages or parts of each restore."
@@ -113,7 +113,7 @@ def _curve(circuit: Circuit, keep: float, width: int) -> Figure:
     """Draw the share that is restored by number of parts, with its bounds and the size taken."""
     title = "Share restored, by number of parts"
     figure, axes = new_figure(width=width, height=320, title=title)
-    counts, rows = zip(*sorted(circuit.found.sizes.items()), strict=True)
+    counts, rows = zip(*sorted(circuit.search.sizes.items()), strict=True)
     axes.axhspan(keep, HIGHEST, color=LINE, alpha=0.5)
     axes.axvline(circuit.size, color=LINE, linestyle="--")
     for template, values in zip(circuit.by_template, zip(*rows, strict=True), strict=True):
@@ -139,20 +139,20 @@ def _templates(circuits: Mapping[str, Answer]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _curves_of(cuts: Cuts, found: Stages) -> pd.DataFrame:
+def _curves_of(cuts: Cuts, circuit: Stages) -> pd.DataFrame:
     rows = []
     for place, curve in cuts.curves.items():
         for layer, shares in sorted(curve.items()):
-            of_templates = dict(zip(found.by_template, shares, strict=True))
+            of_templates = dict(zip(circuit.by_template, shares, strict=True))
             rows.append({"stream at": place, "before layer": layer, **of_templates})
     return pd.DataFrame(rows)
 
 
-def _questions(asked: tuple[Asked, ...]) -> pd.DataFrame:
-    return pd.DataFrame(map(_question, asked))
+def _questions(questions: tuple[UsedQuestion, ...]) -> pd.DataFrame:
+    return pd.DataFrame(map(_question, questions))
 
 
-def _question(one: Asked) -> dict[str, Any]:
+def _question(one: UsedQuestion) -> dict[str, Any]:
     first, second = one.values
     return {
         "template": one.question.template,

@@ -94,7 +94,7 @@ def _node(page: FlowPage, number: int, held: float, probability: float) -> dict[
     name = ", ".join(filter(None, [node.name, node.effect, starts]))
     if kind == "logit":
         # Viewers take the token from between quotes and the probability from after "(p=".
-        token = page.number.replace('"', "'")
+        token = page.metric.replace('"', "'")
         layer = str(page.layers + 1)
         name = f'Output "{token}" (p={probability:.3f})'
     position = node.position or 0

@@ -42,7 +42,7 @@ window.bilensFlow = (place, graph, remove) => {
   let view = null, zoom = null;
 
   // Pins outlast a reload: the session keeps them for each graph, where the browser has storage.
-  const key = ["bilens", graph.number, graph.nodes.length, ...graph.tokens].join(" ");
+  const key = ["bilens", graph.metric, graph.nodes.length, ...graph.tokens].join(" ");
   const recalled = () => { try { return JSON.parse(sessionStorage.getItem(key)) || {}; } catch { return {}; } };
   const remember = () => {
     try { sessionStorage.setItem(key, JSON.stringify({ pins: [...pinned], groups, shown: slider.value })); } catch { /* none */ }
@@ -408,7 +408,7 @@ window.bilensFlow = (place, graph, remove) => {
     const value = all && !only ? all[1] * graph.value : view.carried;
     $("output").textContent = `${nodes} of ${graph.n_nodes.toLocaleString("en")}`;
     const line = document.createElement("p");
-    line.textContent = `${graph.number}. Paths through these ${nodes} nodes alone carry ${percent(value / graph.value)} of it. ` +
+    line.textContent = `${graph.metric}. Paths through these ${nodes} nodes alone carry ${percent(value / graph.value)} of it. ` +
       `The other paths, ${signed(graph.value - value)}, also run through further nodes: exchanging these nodes changes many of them too.`;
     return line;
   };

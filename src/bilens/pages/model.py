@@ -57,9 +57,9 @@ def report_readings(
     ]
 
 
-def _check_effects(given: Mapping[str, Any], names: set[str], added: Sequence[Analysis]) -> None:
+def _check_effects(settings: Mapping[str, Any], names: set[str], added: Sequence[Analysis]) -> None:
     used = names | {option.name for entry in added for option in entry.options}
-    for name, value in given.items():
+    for name, value in settings.items():
         if name in ("data", "data_dir"):
             continue
         if name not in used:
@@ -71,19 +71,19 @@ def _check_effects(given: Mapping[str, Any], names: set[str], added: Sequence[An
 
 
 def _language_readings(
-    model: ResidualModel, given: Mapping[str, Any], source: str | Path, added: Sequence[Analysis]
+    model: ResidualModel, settings: Mapping[str, Any], source: str | Path, added: Sequence[Analysis]
 ) -> list[Reading]:
-    reads_layer = "layer" in given or is_bilinear(model)
+    reads_layer = "layer" in settings or is_bilinear(model)
     names = {"token", "minus", "prompt", "against", "layer"} | ({"among"} if reads_layer else set())
-    _check_effects(given, names, added)
+    _check_effects(settings, names, added)
     # Any model has a flow; its loss and contexts need texts.
-    corpus = loader(model, source)(given, False, not names_data(source))
-    layer = given.get("layer", 0)
+    corpus = loader(model, source)(settings, False, not names_data(source))
+    layer = settings.get("layer", 0)
     model.layer(layer)  # refused before any work if it does not exist
     direction = None
-    if "token" in given:
-        direction = TokenDirection(given["token"], token_list(given.get("minus", "")))
-    texts = given.get("prompt", ""), given.get("against", "")
+    if "token" in settings:
+        direction = TokenDirection(settings["token"], token_list(settings.get("minus", "")))
+    texts = settings.get("prompt", ""), settings.get("against", "")
     trained = last_loss(source)
     overview = read_summary(
         model, corpus, texts[0], direction, against=texts[1], training_loss=trained
@@ -91,7 +91,7 @@ def _language_readings(
     if not reads_layer:
         # Weights of one layer among many say little, and take longer than all of the above.
         return [overview]
-    among = given.get("among", 5000)
+    among = settings.get("among", 5000)
     question = overview.flow.question
     directions = [TokenDirection(question.tokens[0], question.minus)]
     return [overview, read_language(model, corpus, directions, layer=layer, among=among)]

@@ -30,18 +30,18 @@ GROUND: dict[str, Any] = {"bbox": {"facecolor": PAPER, "edgecolor": "none", "pad
 
 @styled
 def stages_figure(
-    found: Stages, n_layers: int, title: str, width: float, model: str = ""
+    stages: Stages, n_layers: int, title: str, width: float, model: str = ""
 ) -> Figure:
     """Draw stages as bars over layers, with f without each, its strongest heads, and both cuts.
 
     The rows are heads and MLPs at each role that has a stage. Letters have 10 pixels or more.
     """
-    rows = _rows(found)
-    restored, left = found.measured.restored.value, found.measured.left.value
-    share = f"{len(found.stages)} stages restore {restored:z.0%}; without them {left:z.0%} is left"
+    rows = _rows(stages)
+    restored, left = stages.measured.restored.value, stages.measured.left.value
+    share = f"{len(stages.stages)} stages restore {restored:z.0%}; without them {left:z.0%} is left"
     lines = wrap(title, int(width / 8.2))
     told = wrap(" · ".join(filter(None, [share, model])), int(width / 5.6))
-    key = wrap(_key(found), int(width / 5.6))
+    key = wrap(_key(stages), int(width / 5.6))
     above, below = ABOVE + 16 * len(lines) + 14 * len(told), BELOW + 14 * len(key)
     inner = HIGH * len(rows)
     height = above + inner + below
@@ -63,25 +63,25 @@ def stages_figure(
     axes.spines["left"].set_visible(False)
     for line in range(1, len(rows)):
         axes.axhline(line, color=LINE, linewidth=0.5)
-    _draw_stages(axes, found, rows, width - BESIDE - 10)
-    _draw_cuts(axes, found, rows)
+    _draw_stages(axes, stages, rows, width - BESIDE - 10)
+    _draw_cuts(axes, stages, rows)
     return figure
 
 
-def _key(found: Stages) -> str:
+def _key(stages: Stages) -> str:
     """Return what the marks of the picture say."""
     said = ["without: what the other stages restore"]
-    if any(stage.strongest for stage in found.stages):
+    if any(stage.strongest for stage in stages.stages):
         said.append("▼ head that restores most as its only head")
-    cuts = found.cuts
+    cuts = stages.cuts
     if cuts is not None and cuts.apart:
         end = "the end alone never" if cuts.since is None else f"the end from {cuts.since}"
         said.append(f"dashed: the word alone carries it until layer {cuts.until}, {end}")
     return " · ".join(said)
 
 
-def _rows(found: Stages) -> list[Row]:
-    used = {(stage.kind, stage.role) for stage in found.stages}
+def _rows(stages: Stages) -> list[Row]:
+    used = {(stage.kind, stage.role) for stage in stages.stages}
     return [row for row in ROWS if row in used]
 
 
@@ -89,14 +89,14 @@ def _name(row: Row) -> str:
     return f"{row.role}: {'heads' if row.kind == 'heads' else 'MLPs'}"
 
 
-def _draw_stages(axes: Axes, found: Stages, rows: list[Row], inner: float) -> None:
+def _draw_stages(axes: Axes, stages: Stages, rows: list[Row], inner: float) -> None:
     """Draw a bar for each stage, f without it, and marks where its strongest heads are.
 
     The axes are `inner` pixels wide.
     """
     first, n_layers = axes.get_xlim()
     letter = LETTER * (n_layers - first) / inner  # in layers
-    for stage in found.stages:
+    for stage in stages.stages:
         y = rows.index(Row(stage.kind, stage.role)) + 0.62
         size = stage.last - stage.first + 1
         for colour, alpha in ((PAPER, 1.0), (BLUE, 0.35)):  # a dashed line ends at a bar
@@ -130,9 +130,9 @@ def _draw_stages(axes: Axes, found: Stages, rows: list[Row], inner: float) -> No
             )
 
 
-def _draw_cuts(axes: Axes, found: Stages, rows: list[Row]) -> None:
+def _draw_cuts(axes: Axes, stages: Stages, rows: list[Row]) -> None:
     """Draw until where the word's stream carries the change, and from where the end's does."""
-    cuts = found.cuts
+    cuts = stages.cuts
     if cuts is None or not cuts.apart:
         return
     for role, layer in (("word", cuts.until), ("end", cuts.since)):

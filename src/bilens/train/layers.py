@@ -78,8 +78,8 @@ class LayerStreams:
         """Return the inputs and outputs of a module of the current layer, for all tokens."""
         parts: list[Tensor] = []
 
-        def keep(_: nn.Module, given: tuple[Tensor, ...], __: Any, made: Tensor) -> None:
-            parts.extend([given[0], made])
+        def keep(_: nn.Module, args: tuple[Tensor, ...], __: Any, made: Tensor) -> None:
+            parts.extend([args[0], made])
 
         with hooked(after=[(module, keep)]):
             for start in range(0, len(self.stream), BATCH):
@@ -100,8 +100,8 @@ class LayerStreams:
         self._number += 1
 
     def _run(self, stream: Tensor) -> Tensor:
-        given, named = self._beside[len(stream)][self._number]
-        made = self._layers[self._number](stream.to(self._device), *given, **named)
+        args, named = self._beside[len(stream)][self._number]
+        made = self._layers[self._number](stream.to(self._device), *args, **named)
         return made[0] if isinstance(made, tuple) else made
 
     def _mapped(self, name: str, like: Tensor) -> Tensor:
@@ -118,8 +118,8 @@ class LayerStreams:
         if len(texts) not in self._beside:
             self._beside[len(texts)] = arguments = []
 
-            def keep(_: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
-                arguments.append((given[1:], named))
+            def keep(_: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+                arguments.append((args[1:], named))
 
             with hooked(before=[(layer, keep) for layer in self._layers]):
                 run()

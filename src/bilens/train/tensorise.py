@@ -182,16 +182,16 @@ class OwnText(Dataset[dict[str, Tensor]]):
     ) -> None:
         self.model, self.training, self.n_texts, self.stage = model, training, n_texts, stage
         n_given = 0 if texts is None else min(len(texts), int(n_texts * training.data_share))
-        self.given, self.share = texts, n_given / n_texts
+        self.texts, self.share = texts, n_given / n_texts
         self._part, self._rows = -1, torch.empty(0)
 
     def __len__(self) -> int:
         return self.n_texts
 
     def __getitem__(self, number: int) -> dict[str, Tensor]:
-        before, given = int(number * self.share), int((number + 1) * self.share)
-        if self.given is not None and given > before:
-            return {"input_ids": self.given[before].cpu()}
+        before, after = int(number * self.share), int((number + 1) * self.share)
+        if self.texts is not None and after > before:
+            return {"input_ids": self.texts[before].cpu()}
         return {"input_ids": self._drawn(number - before)}
 
     def all(self) -> Int[Tensor, "n_texts time"]:

@@ -436,7 +436,7 @@ class _Finder:
             module=self._module(name),
             heads=self._heads(f"{name}."),
             mlp=self._mlp(f"{name}."),
-            residual_mix=self._number(f"{name}.", self.family.residual_mix),
+            residual_mix=self._parameter(f"{name}.", self.family.residual_mix),
             numbers=tuple(self._get(f"{name}.{number}") for number in self.family.numbers),
         )
 
@@ -474,7 +474,7 @@ class _Finder:
                 for name in family.head_norms
                 if (module := self._get(layer + name)) is not None
             ),
-            v_first_share=self._number(layer, family.v_first_share),
+            v_first_share=self._parameter(layer, family.v_first_share),
             residual_scale=self.numbers["residual_scale"],
         )
 
@@ -551,7 +551,7 @@ class _Finder:
     def _positions(self, name: str | None) -> Embedding | None:
         return self._embedding(name) if name else None
 
-    def _number(self, layer: str, name: str | None) -> nn.Parameter | None:
+    def _parameter(self, layer: str, name: str | None) -> nn.Parameter | None:
         return self._get(layer + name) if name else None
 
     def _norm(self, name: str | None, layer: str = "") -> Norm | None:

@@ -22,8 +22,8 @@ from bilens.transformer.model import ResidualModel, checked_ids
 from bilens.transformer.on_text import LayerOnText, layer_on_text
 from bilens.transformer.running import first_input, first_output, run, wide_passes
 
-Number = Callable[[Float[Tensor, "batch time d_model"]], Float[Tensor, " batch"]]
-"""A number of the stream after the last layer."""
+Metric = Callable[[Float[Tensor, "batch time d_model"]], Float[Tensor, " batch"]]
+"""A function of the stream after the last layer, such as a logit."""
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 """Arguments of a call of a layer, by position and by name, without the stream."""
 
@@ -316,7 +316,7 @@ def first_change(passes: Sequence[Pass]) -> int:
     return int(differ.int().argmax())
 
 
-def logit_of(model: ResidualModel, u: Float[Tensor, " d_model"]) -> Number:
+def logit_of(model: ResidualModel, u: Float[Tensor, " d_model"]) -> Metric:
     """Return u . n at the last position as a function of the stream, n its normalised value."""
     return lambda x: model.modules.normalised(x[:, -1].to(u)) @ u
 

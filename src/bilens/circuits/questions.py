@@ -26,7 +26,7 @@ USES: tuple[Use, ...] = ("orders", "decides", "measures")
 
 
 @dataclass(frozen=True, eq=False)
-class Asked:
+class UsedQuestion:
     """A question, what it is for, and its number after both texts.
 
     Attributes:
@@ -56,9 +56,9 @@ def answered_questions(
     Raises:
         BilensError: the model answers fewer than three of a template.
     """
-    asked = everything.some(numbers)
+    of_task = everything.some(numbers)
     templates: dict[str, list[int]] = {}
-    for number, case, is_right in zip(numbers, asked.cases, asked.answers, strict=True):
+    for number, case, is_right in zip(numbers, of_task.cases, of_task.answers, strict=True):
         of_template = templates.setdefault(case.question.template, [])
         if alone or is_right is not False:
             of_template.append(number)
@@ -66,7 +66,7 @@ def answered_questions(
         if len(right) < 3 and not alone:
             places = {"template": template, "task": task}
             names = [f" of the {kind} {name!r}" for kind, name in places.items() if name]
-            hints = token_hints(everything.model, [case.question for case in asked.cases])
+            hints = token_hints(everything.model, [case.question for case in of_task.cases])
             raise BilensError(
                 f"the model answers {counted(len(right), 'different question')}{''.join(names)}, "
                 "expected at least three: some order the parts, some decide how many are needed, "
@@ -82,7 +82,7 @@ def uses(
     different: Sequence[int],
     templates: Mapping[str, Sequence[int]],
     rises: Float[Tensor, " used"],
-) -> list[Asked]:
+) -> list[UsedQuestion]:
     """Return all questions of a task in their order, with what each is for.
 
     `different` are the numbers of those that repeat no other one. `rises` are those of what was
@@ -98,7 +98,7 @@ def uses(
         for use, some in zip(USES, shares, strict=True):
             for number in some:
                 roles[number] = "all" if len(numbers) == 1 else use
-    asked = []
+    questions = []
     for number, case in enumerate(everything.cases):
         if case.question.task != task:
             continue
@@ -107,11 +107,11 @@ def uses(
             why = "the model answers otherwise" if number in different else "repeats another"
         use = roles.get(number, "left out")
         f = restored.get(number)
-        asked.append(Asked(case.question, case.texts, use, why, case.ends, f))
-    return asked
+        questions.append(UsedQuestion(case.question, case.texts, use, why, case.ends, f))
+    return questions
 
 
-def premise(asked: Sequence[Asked], cases: Sequence[Case]) -> str:
+def premise(questions: Sequence[UsedQuestion], cases: Sequence[Case]) -> str:
     """Return what the model says to the questions, before anything is explained.
 
     `cases` are those that are used.
@@ -131,8 +131,8 @@ def premise(asked: Sequence[Asked], cases: Sequence[Case]) -> str:
         }
         said = kinds.get(case.answers, "The texts change the number")
         after = f"{case.texts[0]}, and {second} after {case.texts[1]}"
-        text = f"{said}: {the}{case.question.number} is {first} after {after}{little}."
-        return _with_left_out(text, asked)
+        text = f"{said}: {the}{case.question.metric} is {first} after {after}{little}."
+        return _with_left_out(text, questions)
     highs = sum(max(case.ends) for case in cases) / len(cases)
     lows = sum(min(case.ends) for case in cases) / len(cases)
     text = (
@@ -140,7 +140,7 @@ def premise(asked: Sequence[Asked], cases: Sequence[Case]) -> str:
         f"{signed(highs, '#.3g')} after one text and {signed(lows, '#.3g')} after the other, "
         f"on average{little}."
     )
-    return _with_left_out(text, asked)
+    return _with_left_out(text, questions)
 
 
 def _beside(cases: Sequence[Case]) -> str:
@@ -151,9 +151,9 @@ def _beside(cases: Sequence[Case]) -> str:
     return f" minus that of {other}" if all(subtract) else ""
 
 
-def _with_left_out(text: str, asked: Sequence[Asked]) -> str:
-    wrong = sum(x.why == "the model answers otherwise" for x in asked)
-    repeated = sum(x.why == "repeats another" for x in asked)
+def _with_left_out(text: str, questions: Sequence[UsedQuestion]) -> str:
+    wrong = sum(x.why == "the model answers otherwise" for x in questions)
+    repeated = sum(x.why == "repeats another" for x in questions)
     left = []
     if wrong:
         left.append(f"{counted(wrong, 'question')} that the model answers otherwise")
@@ -173,8 +173,8 @@ def heading_of(case: Case) -> str:
     before, after = (signed(x, "#.3g") for x in case.ends[::-1])
     the = "" if question.target == "logit" else "the "
     why = "why" if task else "Why"
-    number = f"{the}{question.number}"
-    return f"{task}{why} is {number} {before} after {second}, and {after} after {first}?"
+    metric = f"{the}{question.metric}"
+    return f"{task}{why} is {metric} {before} after {second}, and {after} after {first}?"
 
 
 def typical(cases: Sequence[Case]) -> Case:
