@@ -150,15 +150,11 @@ class Pass(Reading):
         heads = None if modules is None else modules.layers[layer].heads
         if heads is not None and hasattr(heads.module, "attention_pattern"):
             # A difference of two softmaxes, and a pattern that is normalised, mix by no product.
-            seen = list[Tensor]()
-
-            def keep(module: nn.Module, args: tuple[Any, ...], _: Any) -> None:
-                x, pos_embed, rope, _mask, _cache, v_first = args
-                seen.append(module.attention_pattern(x, pos_embed, rope, v_first))  # type: ignore[operator]
-
-            with hooked(before=[(heads.module, keep)]):
-                self.run_layer(layer)
-            return seen[0]
+            module: Any = heads.module
+            (x, pos_embed, rope, _mask, _cache, v_first), _ = self._call(module, layer)
+            with wide_passes(self.model.model):
+                weights: Tensor = module.attention_pattern(x, pos_embed, rope, v_first)
+            return weights
         mix = self.mix(layer)
         pattern = mix.pattern(slice(None))
         size = float((pattern.abs() @ mix.values.abs()).max())
@@ -176,32 +172,28 @@ class Pass(Reading):
             BilensError: no pattern is found.
         """
         if layer not in self._mixes:
-            mixing = Mixing()
-
-            def find(_: nn.Module, args: tuple[Any, ...], __: Any) -> None:
-                self._mixes[layer] = mixing.read_by(args[0], layer)
-
             module = self.model.places.layers[layer].heads
             if module is None:
                 raise BilensError(f"layer {layer} has no heads, expected one with heads")
-            with hooked(before=[(module, find)]), mixing:
-                self.run_layer(layer)
+            with Mixing() as mixing:
+                args, _ = self._call(module, layer)
+            self._mixes[layer] = mixing.read_by(args[0], layer)
         return self._mixes[layer]
 
     @torch.no_grad()
     def expert(self, layer: int, number: int) -> Float[Tensor, "texts time d_model"]:
         """Return the term of an expert in what its layer's experts add up; the layer runs once."""
         if layer not in self._experts:
-
-            def find(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-                self._experts[layer] = ExpertCall.of(module, args, kwargs)
-
             module = self.model.places.layers[layer].experts
             assert module is not None
-            with hooked(before=[(module, find)]):
-                self.run_layer(layer)
+            self._experts[layer] = ExpertCall.of(module, *self._call(module, layer))
         with wide_passes(self.model.model):
             return self._experts[layer].term(number).reshape(self.tokens.shape)
+
+    def _call(self, module: nn.Module, layer: int) -> Arguments:
+        """Return the arguments with which a layer calls a module of it."""
+        _ = self.arguments  # whose first use runs all layers, and with them the module
+        return first_call(module, partial(self.run_layer, layer))
 
     @cached_property
     def _mixes(self) -> dict[int, Mix]:
