@@ -8,11 +8,12 @@ from tests.nightly import nightly
 
 KINDS = (
     *("llama", "opt", "mixtral", "mamba", "rwkv", "qwen3_next", "deepseek_v32", "zamba", "bart"),
-    *("nanochat", "inkling2_text", "longcat_flash", "zaya", "gemma3"),
+    *("nanochat", "inkling2_text", "longcat_flash", "zaya", "gemma3", "apertus"),
 )
 """Dense, with relu, a mixture, Mamba, RWKV, the delta rule, chosen keys, heads after the MLP, a
 decoder; a last norm that runs before the layers too, streams that are joined after them, experts
-that do nothing, routers that read earlier ones, and a model of texts and images."""
+that do nothing, routers that read earlier ones, a model of texts and images, and activations with
+weights."""
 
 
 @pytest.mark.parametrize("kind", nightly(sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES), KINDS))

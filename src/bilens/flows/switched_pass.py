@@ -103,10 +103,15 @@ def _pull(cut: _LayerCut, rules: SwitchedRules, places: Places) -> None:
 
 def _hooks(module: nn.Module, rules: SwitchedRules) -> tuple[list[Hook], list[Hook]]:
     """Return the hooks by which modules have rules as a whole."""
+
+    def is_whole(inside: nn.Module) -> bool:
+        """Return whether a module has one rule; functions of numbers may differ in weights."""
+        # Between both models functions have torch's own derivative.
+        is_function = rules.at is None and not any(map(rules.differs, inside.parameters()))
+        return is_function or is_experts(inside)
+
     before, after = module_hooks(module, lambda: rules)
-    if rules.at is not None:  # functions of each number have torch's derivative
-        before, after = ([x for x in hooks if is_experts(x[0])] for hooks in (before, after))
-    return before, after
+    return [x for x in before if is_whole(x[0])], [x for x in after if is_whole(x[0])]
 
 
 def metrics(

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from bilens.flows.rules import CALLED, READ, Rules, is_live, make_leaf, mark, tensors_in
@@ -185,6 +185,10 @@ class SwitchedRules(Rules):
         self._base = {number: pair.base for number, pair in pairs.items()}
         # By weights that run in place of parameters, and are kept so that numbers stay theirs.
         self._pairs = {id(pair.base): pair for pair in pairs.values()}
+
+    def differs(self, weight: nn.Parameter) -> bool:
+        """Return whether both models have another value of a parameter of the one that runs."""
+        return id(weight) in self._base
 
     def pair(self, x: Any) -> WeightPair | None:
         """Return both values of a weight; None if it is the same in both models."""
