@@ -17,7 +17,7 @@ fits if the two tokens follow each other in the stories more than twice as often
 Ten behaviours, two templates each, are in `story.tsv`: how many of the questions the model answers,
 and the circuit of each, measured on questions that did not find it.
 
-Small and paper: the same, a training of an hour on one core.
+Small and paper: the same, a training of an hour and a quarter on one core that knows bfloat16.
 """
 
 import sys
@@ -49,6 +49,12 @@ from experiments.results import Row
 N_STORIES = 200
 STORY = Path(bilens.__file__).parent / "story"
 QUESTIONS = Path(__file__).with_suffix(".tsv")
+ABOUT = (
+    "The model of English stories that comes with bilens, trained on TinyStories (Eldan and Li "
+    "2023; CDLA-Sharing-1.0). Its weights are stored in eight bits: bilens opens it, and saves it "
+    "as an ordinary checkpoint, which plain transformers cannot."
+)
+"""The first paragraph of its card."""
 VERBS = ("ate", "ran", "saw", "jumped", "climbed", "played", "gave", "found", "asked", "went")
 NOUNS = ("girl", "dog", "ball", "tree", "mom", "cake", "park", "bird", "boat", "friend")
 
@@ -222,6 +228,9 @@ def ship(run: Path, folder: Path = STORY) -> None:
     """Write a finished training to the package, in eight bits."""
     model = open_model(run)
     save_model(folder, model, open_tokenizer(run, model), eight_bits=True)
+    card = folder / "README.md"
+    text = card.read_text("utf-8")
+    card.write_text(text.replace(f"# {run.name}\n", f"# story\n\n{ABOUT}\n", 1), "utf-8")
 
 
 if __name__ == "__main__":
