@@ -38,7 +38,7 @@ from bilens import load
 from bilens.circuits import Stages, circuit
 from bilens.convert import open_model, open_tokenizer, save_model
 from bilens.data import Corpus, clean, read_texts
-from bilens.flows import read_pairs
+from bilens.flows import answered, read_pairs
 from bilens.language import read_ngrams
 from bilens.train import PRESETS
 from bilens.transformer import ResidualModel
@@ -46,7 +46,8 @@ from experiments.context import Outcome, RecipeContext
 from experiments.llama2c import stories260K
 from experiments.results import Row
 
-N_STORIES = 200
+N_STORIES, LEAST = 200, 3
+"""Held-out stories, and questions of a template that are needed for stages."""
 STORY = Path(bilens.__file__).parent / "story"
 QUESTIONS = Path(__file__).with_suffix(".tsv")
 ABOUT = (
@@ -141,15 +142,19 @@ def behaviours(model: ResidualModel) -> list[Row]:
     """Return what the stages of each behaviour restore, on questions that did not find them.
 
     Beside it stand what is left without them, the share of the model's parts and places that are
-    in them, and the share of all questions that the model answers.
+    in them, and the share of all questions that the model answers. A template of which it answers
+    fewer than three is left out.
     """
+    questions = read_pairs(model, QUESTIONS)
+    known = Counter((x.task, x.template) for x in answered(model, questions))
+    asked = Counter(x.task for x in questions)
     rows = []
-    for answer in circuit(model, read_pairs(model, QUESTIONS)).answers:
+    kept = [x for x in questions if known[x.task, x.template] >= LEAST]
+    for answer in circuit(model, kept).answers:
         found, measured = answer.circuit, answer.circuit.measured
         assert isinstance(found, Stages)
         inside, every = found.inside
-        used = [one for one in answer.questions if one.use != "left out"]
-        wrong = [one for one in answer.questions if one.why == "the model answers otherwise"]
+        right = sum(n for (task, _), n in known.items() if task == found.task)
         row = Row(
             f"{found.task}: change restored",
             measured.restored.value,
@@ -159,7 +164,7 @@ def behaviours(model: ResidualModel) -> list[Row]:
             baselines={
                 "left": measured.left.value,
                 "inside": inside / every,
-                "answered": len(used) / (len(used) + len(wrong)),
+                "answered": right / asked[found.task],
             },
         )
         rows.append(row)
