@@ -122,14 +122,17 @@ def test_a_field_in_quotes_may_hold_lines(path):
         *((content, "holds no line") for content in ("", "# only\n\n", "text\ttoken\n")),
         ("a\tb\n", "line 1 has 2 columns; expected, separated by tabs, the text"),
         ("a\tb\tc\td\te\tf\tg\n", "line 1 has 7 columns; expected"),
-        ("#\n\na b c d\n", "line 3 has 1 column; .* no tab: columns are separated by tabs, not by"),
-        ("text token minus against\na b c d\n", "line 1 has 1 column; .* no tab"),
-        ("a,b,c,d\n", "line 1 has 1 column; .* by commas only below a header"),
-        ("Sentence;Answer;Foil\n", "line 1 has 1 column; .* begins with text,token,minus,against"),
-        *(
-            (row, "line 1 has 1 column; .* looks like JSON, which")
-            for row in ("[\n", ' {"a": 1}\n')
+        ("#\n\na b c d\n", "line 3: it has no tab: columns are separated by tabs, not by"),
+        (
+            "text token minus against\na b c d\n",
+            "line 1: it has no tab: .*; expected, separated by tabs, the",
         ),
+        ("a,b,c,d\n", "line 1: it has no tab: .* by commas only below a header"),
+        (
+            "Sentence;Answer;Foil\n",
+            "line 1: it has no tab: .* begins with text,token,minus,against",
+        ),
+        *((row, "line 1: it looks like JSON, which") for row in ("[\n", ' {"a": 1}\n')),
         ("text\ttoken\tminus\nx\ty\n", "line 2 has 2 columns, expected 3, as the header has"),
         ("text\ttoken\tminus\tother\n", "line 1 is a header with .* 'other'; expected text and"),
         ("text\tminus\n", "line 1 is a header with the columns 'text', 'minus'; expected"),
@@ -186,7 +189,7 @@ def test_what_does_not_fit_the_model_is_said_with_its_line(view, path, line, mes
 def test_a_file_is_checked_before_there_is_a_model(path, capsys, command):
     path.write_text(f"{GOOD}a b c d\n")
     message = refusal(capsys, command, "no-such-model", "--questions", path)
-    assert "q.tsv, line 2 has 1 column; expected" in message
+    assert "q.tsv, line 2: it has no tab: columns" in message
     assert message.count("error") == 1
 
 

@@ -108,9 +108,12 @@ def test_the_page_holds_everything_and_escapes_it(split_flow, content, tmp_path)
 
 
 def test_interventions_are_drawn_by_kind():
-    results = [Ablation(0.5, 0.4, "<h>", "head"), Ablation(1, 1.5, "i", "head")]
-    figure = ablation_figure([*results, Ablation(-1.0, -0.9, "t", "token")])
-    line, head, token = figure.axes[0].lines
+    """With the flow and the effect of a part: minus the changes without it."""
+    results = [Ablation(-0.5, -0.4, "<h>", "head"), Ablation(-1, -1.5, "i", "head")]
+    figure = ablation_figure([*results, Ablation(1.0, 0.9, "t", "token")])
+    (axes,) = figure.axes
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("flow", "measured effect")
+    line, head, token = axes.lines
     assert head.get_xydata().tolist() == [[0.5, 0.4], [1, 1.5]]
     assert "<h>" in texts_of(figure)
     assert token.get_label() == "token"
@@ -120,8 +123,8 @@ def test_interventions_are_drawn_by_kind():
 
 
 def test_labels_of_interventions_do_not_overlap():
-    near = [Ablation(1 + i / 100, 1.0, f"head.0.{i}@3 a", "head") for i in range(5)]
-    figure = ablation_figure([*near, Ablation(-1.0, -0.9, "token@1 b", "token")])
+    near = [Ablation(-1 - i / 100, -1.0, f"head.0.{i}@3 a", "head") for i in range(5)]
+    figure = ablation_figure([*near, Ablation(1.0, 0.9, "token@1 b", "token")])
     # At the left of all but the first are others, so that labels are above and below. The strongest
     # has the side that the line does not cross.
     sides = {text.get_text(): (text.get_ha(), text.get_va()) for text in figure.axes[0].texts}

@@ -213,24 +213,22 @@ def patched(model: ResidualModel, parts: Sequence[str], against: str | Tensor) -
         BilensError: an address is not one of the model, or its position is not in the other text.
     """
     other = Pass.of(model, second_ids(model, against)[None])
-    time, texts = other.ids.shape[1], [1]
-    is_start = [True]  # whether a pass has the start of the text, and no token after a cache of it
+    time, texts = other.ids.shape[1], 1
+    is_start = True  # whether a pass has the start of the text, and no token after a cache of it
     starts: list[int] = []  # of each text of a pass with a mask, the first position that is shown
 
     def begin(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        caches = [x for x in (*args, *kwargs.values()) if isinstance(x, Cache)]
-        is_start[0] = not any(cache.get_seq_length() for cache in caches)
-        mask = kwargs.get("attention_mask")
-        starts.clear()
-        if isinstance(mask, Tensor) and mask.dim() == 2:  # padding
-            starts.extend(mask.logical_not().long().cumprod(1).sum(1).tolist())
+        nonlocal is_start, starts
+        is_start = not any(map(_has_tokens, (*args, *kwargs.values())))
+        starts = _first_shown(kwargs.get("attention_mask"))
 
     def end(*_: Any) -> None:
-        is_start[0] = True  # layers that run by themselves have the whole text
-        starts.clear()
+        nonlocal is_start, starts
+        is_start, starts = True, []  # layers that run by themselves have the whole text
 
     def count(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        texts[0] = len(first_input(args, kwargs))
+        nonlocal texts
+        texts = len(first_input(args, kwargs))
 
     values = [_part_within(address, model, time) for address in parts]
     keep, changes = exchanged(values, other)
@@ -238,10 +236,10 @@ def patched(model: ResidualModel, parts: Sequence[str], against: str | Tensor) -
 
     def changed(place: Place, x: Tensor, term: Term) -> Tensor:
         # Readings run a single token for its unembedding, also inside of the block.
-        if not is_start[0]:
+        if not is_start:
             return x
         # Some models take the tokens of all texts as one list.
-        rows = x.reshape(texts[0], -1, x.shape[-1]).clone()
+        rows = x.reshape(texts, -1, x.shape[-1]).clone()
         for text, start in enumerate(starts or [0] * len(rows)):
             at = slice(text, text + 1), slice(start, start + time)
             if rows[at].shape[1] < time:
@@ -258,6 +256,18 @@ def patched(model: ResidualModel, parts: Sequence[str], against: str | Tensor) -
     counting = [(layer.module, count) for layer in model.places.layers]
     with hooked([(model.model, begin), *counting, *before], [*after, (model.model, end)]):
         yield
+
+
+def _has_tokens(x: Any) -> bool:
+    """Return whether something that a model is given is a cache with tokens of a text."""
+    return isinstance(x, Cache) and bool(x.get_seq_length())
+
+
+def _first_shown(mask: Any) -> list[int]:
+    """Return the first position of each text that a mask for padding shows; nothing of others."""
+    if isinstance(mask, Tensor) and mask.dim() == 2:
+        return mask.logical_not().long().cumprod(1).sum(1).tolist()
+    return []
 
 
 def exchanged_each(

@@ -130,29 +130,35 @@ def as_typed(message: str, settings: Mapping[str, Any]) -> str:
 
     `settings` are the values of the options by name, as far as they are known.
     """
+    return ARGUMENT.sub(partial(_argument_as_typed, settings), message)
 
-    def typed(match: re.Match[str]) -> str:
-        name, given = match["name"] or match[0], match["value"]
-        try:
-            value = ast.literal_eval(given or "True")
-        except (ValueError, SyntaxError):  # a word, or a long text that was cut
-            value = given
-        held = value if given else ""
-        options = [x for x in SHARED.get(name, (name,)) if str(held) in str(settings.get(x) or "")]
-        (option,) = [*options, name][:1]
-        # What stands in the lines of a file of questions is no option that was typed.
-        is_of_file = bool(settings.get("questions")) and option in OF_A_QUESTION
-        if option not in settings or is_of_file:
-            return match[0]
-        if value is True:
-            return flag_of(option)
-        if not isinstance(value, tuple | list):
-            return f"{flag_of(option)}={shlex.quote(str(value))}"
-        if value and all(isinstance(part, str) for part in value):
-            return f"{flag_of(option)}={shlex.quote(written_names(value))}"
-        return " ".join([flag_of(option), *map(str, value)])
 
-    return ARGUMENT.sub(typed, message)
+def _argument_as_typed(settings: Mapping[str, Any], match: re.Match[str]) -> str:
+    """Return an argument in a message as the option that it is, if it is one that was typed."""
+    name, given = match["name"] or match[0], match["value"]
+    try:
+        value = ast.literal_eval(given or "True")
+    except (ValueError, SyntaxError):  # a word, or a long text that was cut
+        value = given
+    held = value if given else ""
+    options = [x for x in SHARED.get(name, (name,)) if str(held) in str(settings.get(x) or "")]
+    (option,) = [*options, name][:1]
+    # What stands in the lines of a file of questions is no option that was typed.
+    is_of_file = bool(settings.get("questions")) and option in OF_A_QUESTION
+    if option not in settings or is_of_file:
+        return match[0]
+    return _with_value(flag_of(option), value)
+
+
+def _with_value(flag: str, value: Any) -> str:
+    """Return an option with its value as they are typed."""
+    if value is True:
+        return flag
+    if not isinstance(value, tuple | list):
+        return f"{flag}={shlex.quote(str(value))}"
+    if value and all(isinstance(part, str) for part in value):
+        return f"{flag}={shlex.quote(written_names(value))}"
+    return " ".join([flag, *map(str, value)])
 
 
 def refusal_behind(error: BaseException | None) -> BilensError | None:

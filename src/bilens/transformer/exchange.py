@@ -228,10 +228,7 @@ def _run(
 ) -> Float[Tensor, "sets texts time d_model"]:
     """Return the last streams of sets side by side."""
     model, sets, texts = own.model, len(keep), len(own.ids)
-    of_place: dict[Place, list[tuple[int, Change]]] = defaultdict(list)
-    for i, of_set in enumerate(changes):
-        for change in of_set:
-            of_place[change.place].append((i, change))
+    of_place = _by_place(changes)
     tokens = [own.tokens] * sets
     for i, change in of_place.pop((model.places.embed, "output"), []):
         tokens[i] = change.value(tokens[i])
@@ -251,13 +248,7 @@ def _run(
         if place in of_shares:
             rows = mixed(rows, *of_shares[place])
         if place in of_place:
-            each = [*rows]
-            for i, change in of_place[place]:
-                of_part = [term(change.part, sets * texts)] if change.part else []
-                each[i] = change.value(
-                    each[i], *(x.unflatten(0, (sets, texts))[i] for x in of_part)
-                )
-            rows = torch.stack(each)
+            rows = _with_changes(rows, of_place[place], term)
         return rows.reshape(x.shape)
 
     # Inputs are changed before rows are left out, and outputs after they are put in again.
@@ -267,6 +258,29 @@ def _run(
     in_mode = mixing if "head" in terms else nullcontext()
     with wide_passes(model.model), embeddings, hooked([*before, *cut], [*join, *after]), in_mode:
         return last_streams(model, ids).unflatten(0, (sets, -1))
+
+
+def _by_place(changes: Sequence[Sequence[Change]]) -> dict[Place, list[tuple[int, Change]]]:
+    """Return the changes at each place, with the numbers of their sets."""
+    of_place: dict[Place, list[tuple[int, Change]]] = defaultdict(list)
+    for i, of_set in enumerate(changes):
+        for change in of_set:
+            of_place[change.place].append((i, change))
+    return of_place
+
+
+def _with_changes(
+    rows: Float[Tensor, "sets texts time width"], changes: Sequence[tuple[int, Change]], term: Term
+) -> Float[Tensor, "sets texts time width"]:
+    """Return what stands at a place after changes, each in its own set."""
+    sets_and_texts, each = rows.shape[:2], [*rows]
+    for i, change in changes:
+        if change.part is None:
+            each[i] = change.value(each[i])
+        else:
+            of_sets = term(change.part, sets_and_texts.numel()).unflatten(0, sets_and_texts)
+            each[i] = change.value(each[i], of_sets[i])
+    return torch.stack(each)
 
 
 def hooks_at(
