@@ -439,11 +439,11 @@ def error_of_diff(model: Any, *, two_texts: bool = False) -> float:
     for weight in tuned.parameters():
         weight.data *= 1 + 0.1 * torch.randn_like(weight)
     text, other = texts()
-    views = [ResidualModel(x, DeepGrammar().tokenizer()) for x in (model, tuned)]
+    view, after = (ResidualModel(x, DeepGrammar().tokenizer()) for x in (model, tuned))
     first, second = _logits(tuned, text), _logits(model, other if two_texts else text)
-    token, minus, change = largest(views[0], first, second)
+    token, minus, change = largest(view, first, second)
     against = other if two_texts else None
-    found = diff(*views, text, token, minus, against=against)
+    found = diff(view, after, text, token, minus, against=against)
     total = float(found.flows.sum() + found.rest.sum())
     return abs(total - change) / abs(change)
 

@@ -34,7 +34,7 @@ class PlainConsole(Console):
     """A console that puts no control character on the terminal but its own."""
 
     def __init__(self, **settings: Any) -> None:
-        plain = {"markup": False, "highlight": False, "soft_wrap": True}
+        plain: dict[str, Any] = {"markup": False, "highlight": False, "soft_wrap": True}
         if os.environ.get("NO_COLOR"):
             plain["color_system"] = None  # nor bold letters, which rich leaves
         super().__init__(**{**plain, **settings})

@@ -331,7 +331,7 @@ class SwitchedRules(Rules):
         self, name: str, func: Any, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> Tensor:
         # By position or by name, as the model's code gives them.
-        operands: dict[int | str, Any] = {**dict(enumerate(args)), **kwargs}
+        operands = dict[int | str, Any]([*enumerate(args), *kwargs.items()])
         bias = None
         if name.startswith("conv"):  # a bias is in the first term alone, where it may differ too
             of_bias = "bias" if "bias" in kwargs else 2

@@ -157,9 +157,10 @@ def ablation_figure(ablations: Sequence[Ablation]) -> Figure:
     axes.margins(0.1)  # room for labels
     for i, side in _label_sides(changes).items():
         up, across = side.split()
+        x, y = changes[i].tolist()
         axes.annotate(
             ablations[i].part.split(" ")[0],  # the address alone: the tokens are in the table
-            changes[i].tolist(),
+            (x, y),
             xytext=(6 if across == "right" else -6, {"top": 6, "middle": 0, "bottom": -6}[up]),
             textcoords="offset points",
             ha="left" if across == "right" else "right",
