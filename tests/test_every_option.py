@@ -22,7 +22,7 @@ from tests.models import random_model, toy_tokenizer
 from tests.nightly import nightly
 
 ELSEWHERE = {"output", "figure", "width", "figures", "viewer", "save_graph", "arrays", "device"}
-ELSEWHERE |= {"low_memory", "directions"}
+ELSEWHERE |= {"device_map", "low_memory", "directions"}
 """Options of places and formats, and of where the same numbers are computed."""
 
 
