@@ -18,7 +18,7 @@ from rich.text import Text
 import bilens.cli
 from bilens.analysis import Reading
 from bilens.cli.commands import as_typed
-from bilens.cli.console import PlainConsole, printable
+from bilens.cli.console import PlainConsole, printable, show_table
 from bilens.cli.readings import show_reading
 from bilens.errors import BilensError
 from bilens.progress import logger, progress_bar
@@ -65,6 +65,18 @@ def test_no_color_takes_colours_away(monkeypatch):
     assert printed(text, **settings) != "a\n"
     monkeypatch.setenv("NO_COLOR", "1")
     assert printed(text, **settings) == "a\n"
+
+
+def test_a_table_that_is_too_narrow_cuts_no_word(monkeypatch):
+    rows = [("head.11.12@13", "+1.2345678"), ("mlp.1", "+2.0")]
+    for width in (24, 40):
+        text = io.StringIO()
+        narrow = PlainConsole(file=text, force_terminal=True, width=width)
+        monkeypatch.setattr(bilens.cli.console, "out", narrow)
+        show_table(("part", "measured effect"), rows)
+        shown = text.getvalue()
+        assert all(word in shown for word in ("head.11.12@13", "measured", "+1.2345678"))
+        assert ("┃" in shown) is (width == 40)
 
 
 def test_tables_of_tokens_are_clean(capsys):

@@ -219,22 +219,22 @@ def test_a_search_for_nonsense_is_told_apart(view, reading):
     control = found.control.measured
     assert control.answers < control.questions
     share = f"{control.answers} of {control.questions}"
-    assert f"can be told from this nonsense: the model answers {share}" in answer.control
+    assert f"The answers can be told from it: the model answers so in {share}" in answer.control
     question = Question("t1", "t5", ("t6",), "t2")
     same = verdict(found.measured, found.measured, question)
-    assert "The answer cannot be told from this nonsense: it changes by" in same
+    assert "The answers cannot be told from it: the logit of " in same
     apart = {
-        "the model answers 1 of": replace(found.measured, answers=1),
-        "it changes by": replace(found.measured, change=0.4 * found.measured.change),
-        "what is found for it is right in 0 of": replace(found.measured, right=0),
-        "what is found for it comes as near": replace(
+        "the model answers so in 1 of": replace(found.measured, answers=1),
+        "the logit of ": replace(found.measured, change=0.4 * found.measured.change),
+        "what is found prefers the model's token in 0 of": replace(found.measured, right=0),
+        "what is found comes as near": replace(
             found.measured, closeness=found.measured.closeness - 0.2
         ),
     }
     # Only what tells it apart is said.
     for reason, one in apart.items():
         said = verdict(found.measured, one, question)
-        assert f"The answer can be told from this nonsense: {reason}" in said
+        assert f"The answers can be told from it: {reason}" in said
         assert said.count(";") == 0
 
 

@@ -297,7 +297,7 @@ def test_a_reading_has_stages_cuts_and_all_questions(view, templates, reading):
     inside, every = found.inside
     assert f"They hold {inside} of {every} heads and MLPs, counted at each kind of place" in text
     assert ("so that they say little" in text) == (2 * inside > every)
-    assert " told from this nonsense: " in text
+    assert "The answers can" in text
 
 
 def test_what_the_model_does_not_answer_is_said_first(view, templates):

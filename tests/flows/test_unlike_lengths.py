@@ -57,7 +57,7 @@ def test_a_long_text_and_several_questions_have_the_same_flow(name, monkeypatch)
 def test_a_page_names_the_tokens_that_one_text_lacks():
     view = family_view("llama")
     reading = answer_question(view, Question("t3 t4 t5 t9", "t5", "t6", "t7 t9"))
-    assert any("have no labels" in note for note in reading.notes)
+    assert any("neither labels" in note for note in reading.notes)
     page = reading.page
     assert page.tokens == ("t3", "t4", "t5", "t9")
     assert page.second == ("t3", "t4", "t7", "t9")

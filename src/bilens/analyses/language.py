@@ -49,8 +49,8 @@ def flow(
             likeliest after the prompt, minus that after a second text or the second likeliest.
         minus: Tokens whose mean is subtracted, separated by commas; one with a comma in double
             quotes.
-        against: A second text; the change of the logit between both is split. Of several of as many
-            tokens, separated by |, the mean embedding is taken.
+        against: A second text, best of as many tokens; the change of the logit between both is
+            split. Of several of as many tokens, separated by |, the mean embedding is taken.
         mean: The second run has the mean embedding at each position, of the texts or else of the
             vocabulary.
         replace: Words of the prompt and their replacements in a second text, as keys=key,was=is.

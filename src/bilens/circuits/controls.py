@@ -26,19 +26,22 @@ def verdict(answer: Measured, control: Measured, question: Question) -> str:
     """
     token, minus = map(in_words, (*question.tokens, *question.minus))
     right = [0.0 if x.right is None else x.right / x.questions for x in (answer, control)]
-    change = f"it changes by {control.change:.2g}, the answer by {answer.change:.2g}"
+    change = (
+        f"the logit of {token} minus {minus} changes by {control.change:.2g}, that of the answers "
+        f"by {answer.change:.2g}"
+    )
     rightness = (
-        f"what is found for it is right in {control.right} of {control.questions} questions, for "
-        f"the answer in {answer.right} of {answer.questions}"
+        f"what is found prefers the model's token in {control.right} of {control.questions} "
+        f"questions, for the answers in {answer.right} of {answer.questions}"
     )
     closeness = (
-        f"what is found for it comes as near to single questions as {control.closeness:z.0%}, for "
-        f"the answer as {answer.closeness:z.0%}"
+        f"what is found comes as near to single questions as {control.closeness:z.0%}, for the "
+        f"answers as {answer.closeness:z.0%}"
     )
     reasons = []
     if control.answers is not None and control.answers < 0.75 * control.questions:
         share = f"{control.answers} of {control.questions}"
-        reasons.append(f"the model answers {share} of its questions")
+        reasons.append(f"the model answers so in {share} questions")
     if control.change < answer.change / 2:
         reasons.append(change)
     if right[1] < right[0] - 0.2:
@@ -48,8 +51,8 @@ def verdict(answer: Measured, control: Measured, question: Question) -> str:
     told = "can be told from" if reasons else "cannot be told from"
     because = "; ".join(reasons or [change, rightness, closeness])
     return (
-        f"Control: the same search for {token} minus {minus}, which no question asks. The answer "
-        f"{told} this nonsense: {because}."
+        f"Control: the same search with {token} and {minus} in place of all answers, which makes "
+        f"no sense. The answers {told} it: {because}."
     )
 
 

@@ -81,11 +81,14 @@ def show_table(
         table.add_row(*row)
     if title:
         out.print(title)
-    if framed and out.measure(table).minimum > out.width:
-        # Too narrow for the words of all columns: a line for each row.
+    columns = zip(header, *rows, strict=True)
+    longest = [max(map(len, " ".join(cells).split()), default=0) for cells in columns]
+    if framed and sum(longest) + 3 * len(longest) + 1 > out.width:
+        # Too narrow for the longest word of each column: a line for each row.
         for row in rows:
             cells = zip(header, row, strict=True)
-            out.print(", ".join(f"{name} {cell}" for name, cell in cells if cell))
+            named = ", ".join(f"{name} {cell}" for name, cell in cells if cell)
+            out.print(named, soft_wrap=False)
     else:
         out.print(table)
 

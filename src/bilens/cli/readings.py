@@ -255,7 +255,7 @@ def show_reading(reading: Reading) -> None:
                 for line in part.lines:
                     out.print(coloured(line))
     if answers := [*answers, *filter(None, [reading.answer()])]:
-        out.print("\n".join(answers))
+        out.print("\n".join(answers), soft_wrap=not out.is_terminal)
 
 
 def write_reading(reading: Reading, path: Path, about: str = "") -> None:

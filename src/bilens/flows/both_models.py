@@ -350,9 +350,10 @@ def check_alike(base: nn.Module, tuned: nn.Module) -> None:
     """Raise BilensError unless both models have parameters and buffers of the same shapes."""
     for kind, ours, theirs in _alike(base, tuned):
         if names := sorted(ours.keys() ^ theirs.keys()):
+            has = "base" if names[0] in ours else "tuned"
             raise BilensError(
-                f"tuned and base differ in the {kind} {names[0]}, which only one of them has; "
-                "expected models of one architecture"
+                f"base is a {type(base).__name__}, tuned a {type(tuned).__name__}, and only {has} "
+                f"has the {kind} {names[0]}; expected models of one architecture"
             )
         for name, value in ours.items():
             if value.shape != theirs[name].shape:

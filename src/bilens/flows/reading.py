@@ -354,7 +354,10 @@ def _notes(flow: Flow) -> list[str]:
     if not flow.nodes:
         return ["Both texts are the same to the model, so that nothing changes."]
     if any(flow.fitted.starts):
-        return ["Parts of texts of unlike length have no labels, and are not exchanged."]
+        return [
+            "The texts have unlike lengths: tokens that are as far from the end stand against each "
+            "other, and nodes have neither labels nor measured effects."
+        ]
     return []
 
 

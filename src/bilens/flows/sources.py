@@ -25,6 +25,7 @@ from bilens.question_files import (
     without_errors,
 )
 from bilens.settings import Said
+from bilens.shipped import task_names
 from bilens.transformer import ResidualModel
 
 BATCH = 512
@@ -177,7 +178,12 @@ def read_pairs(
         try:
             fit(model, question, any_length=any_length)
         except BilensError as error:
-            raise BilensError(f"{place}: {error}") from None
+            text = f"{place}: {error}"
+            if str(path) in task_names():
+                text += (
+                    f". The model lacks words of the task {path}; pronouns is for the model story"
+                )
+            raise BilensError(text) from None
     return [question for _, question in placed]
 
 
