@@ -3,15 +3,14 @@
     python -m benchmarks.users
 
 One person was a researcher, an engineer and a student, one after the other, with the models story
-and SmolLM2 on a machine with much other work. Jobs are those that others tried before, usages
-odd ones that people type. `benchmarks/users.tsv` has the judgement on each at the last trial:
-what was partly done at the first one, somebody else tried again. Done is yes, partly, no or not
-tried, beside the seconds of the processor where they were taken, the tries, and what was missing;
-its end says what was mended afterwards. Commands ran in one process, whose
-imports are in the seconds of a few. Somebody else, who knows the field, said of each sentence,
-heading and label of README, terminal and picture of a circuit whether they could explain it: yes,
-partly if only after the how-to, or no. This program adds them up; the numbers before are of trials
-by others, of the sentences before they were written anew.
+and SmolLM2 on a machine with much other work. Jobs are those that others tried before, usages odd
+ones that people type. `benchmarks/users.tsv` has the judgement on each: done (yes, partly, no, not
+tried), the seconds of the processor where they were taken, the tries, and what was missing; its end
+says what was mended afterwards. What was partly done at first somebody else tried again. Commands
+ran in one process, whose imports are in the seconds of a few. Readers who know the field said of
+each sentence, heading and label of README, terminal and picture of a circuit whether they could
+explain it: yes, partly if only after the how-to, or no. This program adds them up; the numbers
+before are of trials by others, of the sentences before they were written anew.
 """
 
 from collections.abc import Mapping, Sequence
