@@ -51,7 +51,7 @@ def test_texts_to_read_it_on_have_to_be_named(tensor, capsys):
 def test_the_explorer_reads_it(tensor):
     site = ModelPages(load(str(tensor)), small_corpus(), (), {})
     asked = {"token": TOKEN, "minus": "tom", "layer": "1"}
-    reading = site._asked("contexts", asked.items())
+    reading = site._read("contexts", asked.items())
     assert len(reading.all_eigenvectors.values) == 17, "the stream and the constant"
 
 

@@ -90,7 +90,7 @@ REFUSED = {
     "vocab.txt .* a web page": both(remove("tokenizer.json"), write("vocab.txt", PAGE)),
     "tokenizer.model only, .* sentencepiece protobuf": sentencepiece_file,
     "an adapter, adapter_config.json, beside its model": adapter,
-    "config.json; only an adapter of another model; merge it": adapter_alone,
+    "config.json; only an adapter of another model: .* merge it": adapter_alone,
     "pad_token_id=372 in config.json, expected 0 to 371": setting(pad_token_id=372),
     "eos_token_id=400 in config": setting(eos_token_id=[2, 400]),
     "do not fit .*lm_head.weight.*372.*373": setting(vocab_size=373),

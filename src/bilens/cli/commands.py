@@ -143,9 +143,9 @@ def _argument_as_typed(settings: Mapping[str, Any], match: re.Match[str]) -> str
     held = value if given else ""
     options = [x for x in SHARED.get(name, (name,)) if str(held) in str(settings.get(x) or "")]
     (option,) = [*options, name][:1]
-    # What stands in the lines of a file of questions is no option that was typed.
-    is_of_file = bool(settings.get("questions")) and option in OF_A_QUESTION
-    if option not in settings or is_of_file:
+    # What stands in the lines of a file of questions was not typed as an option.
+    is_of_a_line = option in OF_A_QUESTION and not settings.get(option)
+    if option not in settings or (settings.get("questions") and is_of_a_line):
         return match[0]
     return _with_value(flag_of(option), value)
 
