@@ -255,7 +255,7 @@ class Analysis:
         return reading
 
 
-TAKEN = ("chat", "data", "data_dir", "device", "device_map", "low_memory")
+TAKEN: tuple[str, ...] = ("chat", "data", "data_dir", "device", "device_map", "low_memory")
 TAKEN += ("help", "json", "output", "version")
 """Options that every command of an analysis has, or that data brings."""
 
