@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.table import Table
+from rich.table import Table as RichTable
 from rich.text import Text
 
 import bilens.cli
@@ -22,7 +22,7 @@ from bilens.cli.console import PlainConsole, printable, show_table
 from bilens.cli.readings import show_reading
 from bilens.errors import BilensError
 from bilens.progress import logger, progress_bar
-from bilens.sections import ContextLine, ContextList
+from bilens.sections import ContextLine, ContextList, Section, Table
 from tests.command_line import python
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m\rback\u202eturned\ud800"
@@ -49,7 +49,7 @@ def test_a_clean_text_stays(text):
 
 @pytest.mark.parametrize("colour", [False, True])
 def test_whatever_is_printed_is_clean(colour):
-    table = Table(title=EVIL)
+    table = RichTable(title=EVIL)
     table.add_column(EVIL)
     table.add_row(Text(EVIL, style="bold"))
     settings = {"force_terminal": colour, "color_system": "truecolor" if colour else None}
@@ -109,6 +109,23 @@ def test_each_answer_has_a_line(capsys):
 
     show_reading(Answers())
     assert capsys.readouterr().out == "note c, seeds 3\na is 1.\nb is 2.\n"
+
+
+def test_rows_of_each_kind_are_shown_of_what_is_folded(capsys):
+    class Kinds(Reading):
+        def sections(self):
+            of = {"use": [*["asked"] * 9, "used"], "number": range(10)}
+            return [Section("", "", [[Table(of, by=by)]], folded=True) for by in ("", "use")]
+
+    show_reading(Kinds())
+    first, second = capsys.readouterr().out.split("5 of 10 rows;")
+    assert "used" not in first
+    assert [line.split() for line in second.splitlines()[2:5]] == [
+        ["asked", "0"],
+        ["asked", "1"],
+        ["used", "9"],
+    ]
+    assert "3 of 10 rows;" in second
 
 
 def test_messages_of_errors_are_clean(monkeypatch, capsys):

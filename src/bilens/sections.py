@@ -79,12 +79,14 @@ class Table:
         formats: Format of a column by its name, such as ".2%"; by default numbers of a column have
             the same number of decimals.
         words: Number of columns of words, which come first; by default those without numbers.
+        by: Column of which a console, that shows a few rows, shows some of each kind.
     """
 
     columns: "Columns | pd.DataFrame"
     caption: str = ""
     formats: Mapping[str, str] = field(default_factory=dict)
     words: int | None = None
+    by: str = ""
 
     @cached_property
     def frame(self) -> "pd.DataFrame":

@@ -12,7 +12,7 @@ import torch
 from bilens.circuits import Cases, case, circuit, patch, task_directions
 from bilens.circuits.case import both_passes, make_cases
 from bilens.circuits.measures import Split, part_effects
-from bilens.circuits.questions import heading_of, typical
+from bilens.circuits.questions import USES, heading_of, typical
 from bilens.errors import BilensError
 from bilens.flows import Question
 from bilens.flows.fitted import fit
@@ -173,7 +173,7 @@ def test_what_finds_does_not_measure(view, right, numbers, said):
     count = len({*numbers})
     uses = {1: (0, 0, 0), 3: (1, 1, 1), 8: (2, 2, 4), 10: (2, 3, 5)}[count]
     asked = [one.use for one in answer.questions]
-    assert tuple(asked.count(use) for use in ("orders", "decides", "measures")) == uses
+    assert tuple(asked.count(use) for use in USES) == uses
     assert asked.count("left out") == len(numbers) - count
     assert (answer.circuit.measured.restored.low is None) == (answer.circuit.measured.questions < 5)
 

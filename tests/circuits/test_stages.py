@@ -15,12 +15,14 @@ from bilens.circuits.cases import ROLES
 from bilens.circuits.cuts import Cuts, find_cuts, last_true, passed
 from bilens.circuits.directions import MLPDirections
 from bilens.circuits.measures import Split
+from bilens.circuits.questions import USES
 from bilens.circuits.reading import cuts_said
 from bilens.circuits.stages import ROWS, Row, drop, mask_of, trimmed
 from bilens.errors import BilensError
 from bilens.flows import Question
 from bilens.pages.stages import stages_figure
 from bilens.transformer import ResidualModel
+from bilens.transformer.parts import Part
 from tests.families import exact_norms, tiny
 from tests.flows.flows import QUESTIONS, answered
 from tests.models import toy_tokenizer, view_of
@@ -170,7 +172,7 @@ def test_stages_are_exchanges_by_own_hooks(llama, sentence):
         others = {row: x for row, x in ranges.items() if row != (stage.kind, stage.role)}
         assert stage.without == pytest.approx(share(mask_of(llama, others)), abs=1e-5)
         for name, alone in stage.strongest:
-            layer, head = map(int, name.split("."))
+            _, layer, head = Part.parse(name, llama)[:3]
             one = mask_of(llama, others)
             one[layer, PLACES[stage.role], head] = True
             assert alone == pytest.approx(share(one), abs=1e-5)
@@ -275,7 +277,7 @@ def test_a_reading_has_stages_cuts_and_all_questions(view, templates, reading):
     ]
     assert [x["without"] for x in stages] == [x.without for x in found.stages]
     roles = [one.use for one in answer.questions]
-    sizes = {name: roles.count(name) for name in ("orders", "decides", "measures", "left out")}
+    sizes = {name: roles.count(name) for name in (*USES, "left out")}
     parts = [Split.shares(range(len(one))) for one in templates]
     expected = [sum(len(split[i]) for split in parts) for i in range(3)]
     assert list(sizes.values()) == [*expected, 0]
@@ -343,15 +345,21 @@ def test_options_of_parts_are_refused_for_stages(view):
 
 
 def test_the_answer_says_where_the_change_stands_and_how_wide_it_is():
-    cuts = Cuts(True, 20, 26, (1.01, 0.99), {}, {}, {}, 1, {1: 1.02})
+    layers = {"word": 20, "end": 26}
+    cuts = Cuts(True, 20, 26, (1.01, 0.99), {}, layers, {}, 1, {1: 1.02})
     stands, width = cuts_said(cuts, {"end": ("are", "is")})
     assert "until layer 20 (1.01), that at the end alone from layer 26 (0.99)." in stands
-    assert "one direction of the stream at each restores 1.02; at the end it raises are," in width
-    spread = replace(cuts, since=None, at=(1.01, None), width=None, through={16: 0.7})
-    stands, width = cuts_said(spread, {})
-    assert "spread over positions" in stands
-    assert width.startswith("Not even 16 directions of the stream at each carry it")
-    assert width.endswith("over all they restore 0.70.")
+    at = (
+        "one direction of the stream at the word before layer 20 and one at the end before layer 26"
+    )
+    assert f"1.02 of the change passes through {at}; at the end it raises are," in width
+    wide = replace(cuts, width=None, through={16: 0.7})
+    at = at.replace("one direction", "16 directions").replace("one", "16")
+    width = f"Not even {at} carry it on every template; over all they restore 0.70 of the change."
+    assert cuts_said(wide, {})[1] == width
+    # No place is named that never carries it.
+    (stands,) = cuts_said(replace(wide, since=None, at=(1.01, None)), {})
+    assert stands.endswith("that at the end alone never: it is spread over positions.")
     assert "nothing has to move" in cuts_said(replace(cuts, apart=False), {})[0]
 
 
@@ -367,7 +375,7 @@ def test_directions_pass_as_they_were_measured(view, templates):
 
 @pytest.mark.parametrize("width", [240, 380, 800, 1500])
 def test_no_letters_stand_on_a_dashed_line(reading, width):
-    """Each is on a ground that hides the line: of its own, or a bar's."""
+    """Each is on a ground that hides the line: of its own, or a bar's. Nor on letters, or marks."""
     (found,) = reading.circuits
     n_layers, crossed = len(found.mask), 0
     for layer in range(n_layers + 1):
@@ -378,8 +386,12 @@ def test_no_letters_stand_on_a_dashed_line(reading, width):
         ends = [axes.transData.transform(x.get_segments()[0]) for x in axes.collections]
         lines = [Bbox(points).padded(1) for points in ends]
         bars = [bar.get_window_extent() for bar in axes.patches]
+        marks = [mark.get_window_extent() for mark in axes.lines if mark.get_marker() == "v"]
+        assert len(marks) == sum(bool(stage.strongest) for stage in found.stages)
         for text in axes.texts:
             place = text.get_window_extent()
+            others = [other.get_window_extent() for other in axes.texts if other is not text]
+            assert not any(map(place.overlaps, [*marks, *others]))
             if not any(place.overlaps(line) for line in lines):
                 continue
             crossed += 1

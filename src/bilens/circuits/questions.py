@@ -19,9 +19,9 @@ from bilens.sections import signed
 LITTLE: dict[str, float] = {"logit": 0.5, "log-probability": 0.5, "probability": 0.05}
 """Mean change below which there is little to explain, by the target."""
 
-Use = Literal["orders", "decides", "measures", "all", "left out"]
-"""What a question is for; a single one orders, decides and measures."""
-USES: tuple[Use, ...] = ("orders", "decides", "measures")
+Use = Literal["ranks parts", "decides how many", "measures", "all", "left out"]
+"""What a question is for; a single one is for all."""
+USES: tuple[Use, ...] = ("ranks parts", "decides how many", "measures")
 """What the questions of a split are for."""
 
 

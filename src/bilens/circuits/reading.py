@@ -93,7 +93,7 @@ class CircuitReading(Reading):
     formats: ClassVar[dict[str, str]] = {
         **dict.fromkeys(("noising", "denoising"), "+.0%"),
         **dict.fromkeys(("restored", "low", "high", "left", "others restore"), "z.0%"),
-        **dict.fromkeys(("mean change", "after the first text", "after the second"), ".3g"),
+        **dict.fromkeys(("mean change", "after the first text", "after the second"), "#.3g"),
     }
 
     @property
@@ -159,7 +159,7 @@ class CircuitReading(Reading):
         if stages:
             for one in stages:
                 for stage in one.stages:
-                    heads = ", ".join(f"{name} ({f:z.2f})" for name, f in stage.strongest)
+                    heads = ", ".join(f"{name} ({f:z.0%})" for name, f in stage.strongest)
                     place = (stage.kind, stage.role, stage.first, stage.last)
                     rows.append((one.task, *place, stage.without, heads))
             names = ["task", "stage", "at", "first", "last", "others restore", "as its only head"]
@@ -387,30 +387,31 @@ def _stages_said(stages: Stages, restored: str) -> list[str]:
 def cuts_said(cuts: Cuts, named: Mapping[str, tuple[str, str]]) -> list[str]:
     """Return where the change stands, and how many directions it needs, in sentences."""
     sentences = []
-    at, at_end = cuts.at
+    at_word, at_end = cuts.at
     if not cuts.apart:
         sentences.append("The word is the end, so that nothing has to move.")
     else:
-        text = (
-            f"The stream at the word alone carries the change until layer {cuts.until} ({at:z.2f})"
-        )
+        until = f"until layer {cuts.until} ({at_word:z.2f})"
+        text = f"The stream at the word alone carries the change {until}"
         if at_end is None:
-            text += ", that at the end alone never: it is spread over positions"
-        else:
-            text += f", that at the end alone from layer {cuts.since} ({at_end:z.2f})"
-        sentences.append(f"{text}.")
+            # Directions at the end have nothing to carry.
+            return [f"{text}, that at the end alone never: it is spread over positions."]
+        sentences.append(f"{text}, that at the end alone from layer {cuts.since} ({at_end:z.2f}).")
     count, f = max(cuts.through), cuts.through[max(cuts.through)]
+    number = "one" if count == 1 else str(count)
+    at = (f"at the {place} before layer {layer}" for place, layer in cuts.layers.items())
+    through = f"{number} direction{'s' * (count > 1)} of the stream {f' and {number} '.join(at)}"
     if cuts.width is None:
-        text = f"Not even {count} directions of the stream at each carry it on every template"
-        sentences.append(f"{text}; over all they restore {f:z.2f}.")
+        text = f"Not even {through} carry it on every template"
+        sentences.append(f"{text}; over all they restore {f:z.2f} of the change.")
     elif cuts.width == 1:
-        text = f"A property: one direction of the stream at each restores {f:z.2f}"
+        text = f"A property: {f:z.2f} of the change passes through {through}"
         for place, (raised, lowered) in named.items():
             text += f"; at the {place} it raises {raised}, and lowers {lowered}"
         sentences.append(f"{text}.")
     else:
-        text = f"Content: {cuts.width} directions of the stream at each restore {f:z.2f}"
-        sentences.append(f"{text}, and fewer do not.")
+        text = f"Content: {f:z.2f} of the change passes through {through}"
+        sentences.append(f"{text}, and fewer are not enough.")
     return sentences
 
 

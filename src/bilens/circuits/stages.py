@@ -20,6 +20,7 @@ from bilens.circuits.cases import ROLES, Cases, have_roles
 from bilens.circuits.cuts import Cuts, last_true
 from bilens.circuits.measures import Measured, Split, measured
 from bilens.transformer import ResidualModel
+from bilens.transformer.parts import Part
 
 TOLERANCES = (0.3, 0.2, 0.15, 0.1, 0.07, 0.05, 0.035, 0.025, 0.017, 0.012, 0.008, 0.005, 0.003)
 """Shares of the change that each end of a row may lose, the largest first."""
@@ -56,8 +57,8 @@ class StageOfLayers:
         first: the first layer.
         last: the last one.
         without: f of all other stages, on questions that measure.
-        strongest: of its heads, those with the largest scores, and f with each as the only head of
-            this stage, the largest first. Single heads often restore more than the whole.
+        strongest: addresses of its heads with the largest scores, and f with each as the only head
+            of this stage, the largest first. Single heads often restore more than the whole.
     """
 
     kind: Kind
@@ -345,7 +346,7 @@ def _heads_alone(
         for layer, head in _strongest(row, ranges[row], scores):
             mask = mask_of(model, _others(ranges, row))
             mask[layer, places_of(row.role), head] = True
-            alone[row, f"{layer}.{head}"] = mask
+            alone[row, str(Part("head", layer, head))] = mask
     return alone
 
 

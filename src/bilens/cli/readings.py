@@ -246,10 +246,13 @@ def show_reading(reading: Reading) -> None:
         rows = 5 if section.folded else 30
         for caption, part in captioned([section]):
             if isinstance(part, Table):
-                table = replace(part, columns=part.frame.head(rows))
+                kinds = part.frame.groupby(part.by, sort=False) if part.by else None
+                few = part.frame.head(rows) if kinds is None else kinds.head(2)
+                table = replace(part, columns=few)
                 show_table(table.header, table.rows, caption, words=table.is_word)
-                if len(part.frame) > rows:
-                    out.print(f"{rows} of {len(part.frame):,} rows; --json and --output have all")
+                if len(part.frame) > len(few):
+                    shown = f"{len(few)} of {len(part.frame):,} rows"
+                    out.print(f"{shown}; --json and --output have all")
             else:
                 out.print(f"\n{caption}", style="bold", highlight=False)
                 for line in part.lines:

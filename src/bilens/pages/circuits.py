@@ -49,8 +49,8 @@ def circuit_sections(reading: CircuitReading) -> list[Section]:
         text = " ".join([reading.text(answer), *reading.notes])
         sections.append(Section(title, text, [[Picture(f"circuit{of_task}", draw)]]))
 
-    def add(title: str, text: str, frame: pd.DataFrame, *, folds: bool = False) -> None:
-        table = Table(frame, "", reading.formats)
+    def add(title: str, text: str, frame: pd.DataFrame, folds: bool = False, **look: Any) -> None:
+        table = Table(frame, **{"formats": reading.formats, **look})
         sections.append(Section(title, text, [[table]], folded=folds))
 
     add(*(("Stages", STAGES) if reading.is_of_stages else ("Parts", PARTS)), reading.frame())
@@ -65,21 +65,15 @@ def circuit_sections(reading: CircuitReading) -> list[Section]:
             )
             add(f"Templates{of_task}", text, _templates(circuit.left_out))
         if isinstance(circuit, Stages) and circuit.cuts is not None and circuit.cuts.apart:
-            text = (
-                "The share that is restored when only the stream at one role passes before a "
-                "layer, on the questions that decide; of each template."
-            )
-            add(
-                f"Stream at one place alone{of_task}",
-                text,
-                _curves_of(circuit.cuts, circuit),
-                folds=True,
-            )
+            title = f"Share restored by the stream at one place, by template{of_task}"
+            text = "Only this stream passes before the layer, on the questions that decide."
+            formats = dict.fromkeys(circuit.by_template, "z.0%")
+            add(title, text, _curves_of(circuit.cuts, circuit), folds=True, formats=formats)
         text = (
             "What each question is for, its number after both texts, and the share of its change "
             "that is restored."
         )
-        add(f"Questions{of_task}", text, _questions(answer.questions), folds=True)
+        add(f"Questions{of_task}", text, _questions(answer.questions), folds=True, by="role")
     if reading.transfer:
         draw = partial(circuit_plot, reading, width=NARROW)
         text = "The share of the change of each task that the stages or parts of each restore."

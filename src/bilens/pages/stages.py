@@ -21,10 +21,13 @@ from bilens.figures.sheet import (
 
 LETTERS, LETTER = 10, 6.5
 """Pixels of the smallest letters, at every width, and about as wide as one of them is."""
-BESIDE, ABOVE, BELOW, HIGH = 88, 8, 36, 34
+BESIDE, ABOVE, BELOW, HIGH = 88, 8, 36, 40
 """Pixels left of the axes, between title and axes, below them without the key, and of a row."""
 
-GROUND: dict[str, Any] = {"bbox": {"facecolor": PAPER, "edgecolor": "none", "pad": 0.5}}
+MIDDLE = 0.68
+"""Of a row, where its bar is."""
+
+GROUND: dict[str, Any] = {"bbox": {"facecolor": PAPER, "edgecolor": "none", "pad": 1.5}}
 """Of a label that a dashed line may cross."""
 
 
@@ -55,7 +58,7 @@ def stages_figure(
     figure.text(x, 4 / height, "\n".join(key), size=LETTERS * PIXEL, color=GREY, **look)
     place = (BESIDE / width, below / height, 1 - (BESIDE + 10) / width, inner / height)
     axes = figure.add_axes(place, xlim=(-0.7, n_layers - 0.3), ylim=(len(rows), 0))
-    axes.set_yticks([i + 0.5 for i in range(len(rows))], [_name(row) for row in rows])
+    axes.set_yticks([i + MIDDLE for i in range(len(rows))], [_name(row) for row in rows])
     step = max(1, -(-n_layers // 8))
     axes.set_xticks(range(0, n_layers, step))
     axes.tick_params(length=0, labelsize=LETTERS * PIXEL)
@@ -72,11 +75,12 @@ def _key(stages: Stages) -> str:
     """Return what the marks of the picture say."""
     said = ["without: what the other stages restore"]
     if any(stage.strongest for stage in stages.stages):
-        said.append("▼ head that restores most as its only head")
+        said.append("▼ head that restores most as the stage's only one")
     cuts = stages.cuts
     if cuts is not None and cuts.apart:
-        end = "the end alone never" if cuts.since is None else f"the end from {cuts.since}"
-        said.append(f"dashed: the word alone carries it until layer {cuts.until}, {end}")
+        end = "never" if cuts.since is None else f"from that before layer {cuts.since} on"
+        word = f"the word alone carries it up to the stream before layer {cuts.until}"
+        said.append(f"dashed: {word}, the end alone {end}")
     return " · ".join(said)
 
 
@@ -97,12 +101,12 @@ def _draw_stages(axes: Axes, stages: Stages, rows: list[Row], inner: float) -> N
     first, n_layers = axes.get_xlim()
     letter = LETTER * (n_layers - first) / inner  # in layers
     for stage in stages.stages:
-        y = rows.index(Row(stage.kind, stage.role)) + 0.62
+        y = rows.index(Row(stage.kind, stage.role)) + MIDDLE
         size = stage.last - stage.first + 1
         for colour, alpha in ((PAPER, 1.0), (BLUE, 0.35)):  # a dashed line ends at a bar
-            place: dict[str, Any] = {"height": 0.5, "left": stage.first - 0.45, "zorder": 2}
+            place: dict[str, Any] = {"height": 0.45, "left": stage.first - 0.45, "zorder": 2}
             axes.barh(y, size - 0.1, color=colour, alpha=alpha, linewidth=0, **place)
-        text = f"without {stage.without:z.2f}"
+        text = f"without {stage.without:z.0%}"
         # It stands on the bar if that is wide enough, or else on the side with more room.
         at, side, ground = (stage.first + stage.last) / 2, "center", {}
         if size < letter * len(text):
@@ -110,24 +114,13 @@ def _draw_stages(axes: Axes, stages: Stages, rows: list[Row], inner: float) -> N
             at, side = (stage.last + 0.7, "left") if is_right else (stage.first - 0.7, "right")
             ground = GROUND
         axes.text(at, y, text, ha=side, va="center", size=LETTERS * PIXEL, color=INK, **ground)
-        for name, _ in stage.strongest[:1]:
-            layer = int(name.partition(".")[0])
-            axes.plot([layer], [y - 0.32], marker="v", markersize=4 * PIXEL, color=RED)
-            is_left = layer + letter * (len(name) + 6) < n_layers
-            side = "left" if is_left else "right"
-            # Beside the mark by as much in models of every depth.
-            shift = 5 * PIXEL if side == "left" else -5 * PIXEL
-            axes.annotate(
-                f"head {name}",
-                (layer, y - 0.42),
-                (shift, 0),
-                textcoords="offset points",
-                ha=side,
-                va="center",
-                size=LETTERS * PIXEL,
-                color=RED,
-                **GROUND,
-            )
+        for name, f in stage.strongest[:1]:
+            layer, text = int(name.split(".")[1]), f"{name}: {f:z.0%}"
+            axes.plot([layer], [y - 0.29], marker="v", markersize=4 * PIXEL, color=RED)
+            half = letter * len(text) / 2
+            at = max(first + half, min(layer, n_layers - half))  # above the mark, within the axes
+            look: dict[str, Any] = {"size": LETTERS * PIXEL, "color": RED, **GROUND}
+            axes.text(at, y - 0.48, text, ha="center", va="center", **look)
 
 
 def _draw_cuts(axes: Axes, stages: Stages, rows: list[Row]) -> None:
