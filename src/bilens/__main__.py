@@ -11,7 +11,7 @@ from typing import Any
 _LATER = count()
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:
+def _interrupt(signum: int, frame: FrameType | None) -> None:
     """Raise KeyboardInterrupt behind the imports: some libraries take it for a missing module."""
     while frame is not None and not frame.f_code.co_filename.startswith("<frozen importlib"):
         frame = frame.f_back

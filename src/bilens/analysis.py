@@ -154,8 +154,8 @@ class Reading:
         return f"{type(self).__name__}({', '.join(fact_text(*fact) for fact in self.facts())})"
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
-        shown: dict[str, Any] = self._pages.show(self)
-        return shown
+        bundle: dict[str, Any] = self._pages.show(self)
+        return bundle
 
 
 @dataclass(frozen=True)
@@ -179,8 +179,8 @@ class Analysis:
         for parameter in self.parameters:
             line = lines.get(parameter.name, "")
             if _data_kind(parameter):
-                named = "Name of the data; by default that of the training."
-                help_text = named if parameter.default is REQUIRED else line
+                name_help = "Name of the data; by default that of the training."
+                help_text = name_help if parameter.default is REQUIRED else line
                 folder = "Folder of the data; by default the environment variable BILENS_DATA."
                 options.append(Option("data", str | None, None, help_text))
                 options.append(Option("data_dir", Path | None, None, folder))
@@ -281,16 +281,16 @@ def check_parameters(name: str, function: Callable[..., Any]) -> None:
 
 def _data_kind(parameter: inspect.Parameter) -> str:
     """Return the name of the type of a parameter that is loaded by name, or nothing."""
-    found = re.search(r"\b(Corpus|ImageData)\b", inspect.formatannotation(parameter.annotation))
-    return found[0] if found else ""
+    match = re.search(r"\b(Corpus|ImageData)\b", inspect.formatannotation(parameter.annotation))
+    return match[0] if match else ""
 
 
 def help_lines(function: Callable[..., Any]) -> dict[str, str]:
     """Return the lines of a docstring's section Args by name."""
     # Docstrings are the only source of help, so options cannot drift from them.
     text = inspect.getdoc(function) or ""
-    found = re.search(r"^Args:\n((?:[ \t]+.*\n?|\n)+)", text, re.MULTILINE)
-    lines = re.findall(r"^    (\w+): (.*(?:\n {6,}.*)*)", found[1] if found else "", re.MULTILINE)
+    match = re.search(r"^Args:\n((?:[ \t]+.*\n?|\n)+)", text, re.MULTILINE)
+    lines = re.findall(r"^    (\w+): (.*(?:\n {6,}.*)*)", match[1] if match else "", re.MULTILINE)
     return {name: " ".join(text.split()) for name, text in lines}
 
 
@@ -313,9 +313,9 @@ def analysis(name: str, *, check: Check | None = None) -> Callable[[Function], F
 
     def register(function: Function) -> Function:
         check_parameters(name, function)
-        entry, known = Analysis(name, function, check), REGISTERED.get(name)
+        entry, earlier = Analysis(name, function, check), REGISTERED.get(name)
         # A cell of a notebook that runs again replaces its own analysis.
-        if known and known.is_built_in is not entry.is_built_in:
+        if earlier and earlier.is_built_in is not entry.is_built_in:
             raise BilensError(f"name={name!r} is an analysis of bilens; choose another name")
         REGISTERED[name] = entry
         return function

@@ -138,13 +138,13 @@ def check_sum(
             "forward pass on this text overflows. Open it with dtype=torch.float32, or train again"
         )
     error = (a - b).abs()
-    allowed = max(ROUNDING, torch.finfo(dtype).eps) * (size + float(b.abs().max()))
-    if not bool((error <= allowed).all()):
+    tolerance = max(ROUNDING, torch.finfo(dtype).eps) * (size + float(b.abs().max()))
+    if not bool((error <= tolerance).all()):
         worst = error.nan_to_num(torch.inf).argmax()
         raise BilensError(
             f"{reading} adds up to {float(a.flatten()[worst]):.6g}, expected "
             f"{float(b.flatten()[worst]):.6g}, the model's own number; rounding explains a "
-            f"difference of {allowed:.2g}. The model computes something that its weights do not "
+            f"difference of {tolerance:.2g}. The model computes something that its weights do not "
             "tell, or bilens reads it wrongly: please report it with the model's name"
         )
 
@@ -192,12 +192,12 @@ def check_count(name: str, value: Any, most: float = math.inf, what: str = "") -
 
 def check_index(name: str, value: Any, size: int, what: str = "") -> int:
     """Return `value` as an int if it is an index from 0 to `size - 1`, one of `what`."""
-    number = _whole(value)
-    if not 0 <= number < size:
+    i = _whole(value)
+    if not 0 <= i < size:
         raise BilensError(
             f"{name}={value!r}, expected 0 to {size - 1}" + (f", {what}" if what else "")
         )
-    return number
+    return i
 
 
 def _whole(value: Any) -> int:

@@ -108,8 +108,8 @@ def written_whole(path: Path) -> Iterator[Path]:
 def remove_unfinished(folder: Path) -> None:
     """Remove what was left unfinished in a folder, which no other process may be using."""
     with file_errors(folder):
-        for unfinished in folder.glob(f"{UNFINISHED}*"):
-            _remove(unfinished)
+        for path in folder.glob(f"{UNFINISHED}*"):
+            _remove(path)
 
 
 def _remove(path: Path) -> None:

@@ -121,15 +121,15 @@ def evaluating(module: nn.Module) -> AbstractContextManager[None]:
     return changed(module, _evaluate, _train)
 
 
-def _evaluate(module: nn.Module, trained: dict[nn.Module, None]) -> None:
+def _evaluate(module: nn.Module, parts_in_training: dict[nn.Module, None]) -> None:
     parts = [part for part in module.modules() if part.training]
-    trained |= dict.fromkeys(parts)
+    parts_in_training |= dict.fromkeys(parts)
     for part in parts:
         part.training = False
 
 
-def _train(_: nn.Module, trained: dict[nn.Module, None]) -> None:
-    for part in trained:
+def _train(_: nn.Module, parts_in_training: dict[nn.Module, None]) -> None:
+    for part in parts_in_training:
         part.training = True
 
 

@@ -87,7 +87,7 @@ def hub_split(repository: str, split: str, instead: str, **options: Any) -> Iter
     Raises:
         DataError: the hub is out of reach, also inside the block, or has other data.
     """
-    reached = (OSError, HTTPError, datasets.exceptions.DatasetsError)
+    problems = (OSError, HTTPError, datasets.exceptions.DatasetsError)
     try:
         try:
             with _hub_asked_once():
@@ -95,7 +95,7 @@ def hub_split(repository: str, split: str, instead: str, **options: Any) -> Iter
         except (ValueError, KeyError) as error:  # a split or a file that it does not have
             raise datasets.exceptions.DatasetsError(str(error)) from error
         yield rows
-    except reached as error:
+    except problems as error:
         raise DataError(
             f"{repository}, split {split}, could not be loaded from the Hugging Face hub "
             f"({type(error).__name__}: {error}). Connect to the hub, or {instead}."

@@ -93,11 +93,11 @@ def _place(
     source: str | Path, record: Mapping[str, Any], folder: str | Path | None
 ) -> tuple[str, str | Path | None]:
     """Return the name and the folder by which the data of a training is loaded again."""
-    name, recorded = str(record["data"]), record.get("data_dir")
+    name, before = str(record["data"]), record.get("data_dir")
     if not Path(name).is_absolute():
         if folder is not None:
             check_folder(folder, name)
-        return name, recorded if folder is None and recorded and is_folder(recorded) else folder
+        return name, before if folder is None and before and is_folder(before) else folder
     path = Path(name)
     if folder is not None:
         inside = Path(folder) / path.name
@@ -117,8 +117,8 @@ def is_known(data: str) -> bool:
 
 def names_data(source: str | Path) -> bool:
     """Return True if a run says which data it was trained on."""
-    known = (Path(source) / TRAINING_NAME).is_file()
-    return known and read_training(source)["data"] != OWN_TEXT
+    has_record = (Path(source) / TRAINING_NAME).is_file()
+    return has_record and read_training(source)["data"] != OWN_TEXT
 
 
 def check_folder(data_dir: str | Path | None, *data: str) -> None:

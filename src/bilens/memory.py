@@ -108,13 +108,13 @@ def _limits() -> Iterator[int]:
         yield 1024 * int(lines["MemAvailable"].split()[0])
     except (OSError, ValueError, KeyError):  # a system other than Linux
         pass
-    for limit, used in CGROUPS:
+    for limit, usage in CGROUPS:
         try:
             # The kernel gives back cached files before it refuses memory.
-            entries = (used.parent / "memory.stat").read_text().splitlines()
+            entries = (usage.parent / "memory.stat").read_text().splitlines()
             stat = dict(entry.split() for entry in entries)
-            cached = int(stat.get("inactive_file", stat.get("total_inactive_file", 0)))
-            yield max(0, int(limit.read_text()) - int(used.read_text()) + cached)
+            cache = int(stat.get("inactive_file", stat.get("total_inactive_file", 0)))
+            yield max(0, int(limit.read_text()) - int(usage.read_text()) + cache)
         except (OSError, ValueError):  # another version, or "max": no limit
             pass
     if sys.platform != "win32":

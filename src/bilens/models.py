@@ -82,8 +82,8 @@ def load(
     if settings.get("model_type") == ImageClassifier.model_type:
         return ImageClassifier.from_pretrained(source, device=device, **hub).requires_grad_(False)
     check_docstrings()
-    opened = loading.open_any(source, low_memory=low_memory, **hub)
-    model: Any = opened.requires_grad_(False)
+    result = loading.open_any(source, low_memory=low_memory, **hub)
+    model: Any = result.requires_grad_(False)
     if low_memory:
         transformer.dispatched.leave_in_files(model, device)
     elif not transformer.dispatched.is_dispatched(model):
@@ -110,8 +110,8 @@ def _check_place(module: nn.Module, device: torch.device | str | None) -> None:
     """Raise unless a module is on the device that was asked for."""
     if device is None:
         return
-    asked = torch.empty(0, device=check_device(device)).device
-    others = {str(p.device) for p in module.parameters() if p.device != asked}
+    target = torch.empty(0, device=check_device(device)).device
+    others = {str(p.device) for p in module.parameters() if p.device != target}
     if others:
         raise BilensError(
             f"device={str(device)!r}, but your own module is on {', '.join(sorted(others))}; "

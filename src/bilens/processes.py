@@ -60,28 +60,28 @@ def in_all_processes(
     if count == 1 or not divided:
         return [call()]
     # Before the call, which may take longer in one than another waits to meet it.
-    group, found = _joined(), list[Any]([None] * count)
+    group, outcomes = _joined(), list[Any]([None] * count)
     own: tuple[Result | None, BilensError | None]
     try:
         own = call(), None
     except BilensError as error:
         own = None, error
     with _waiting_for_others(doing):
-        torch.distributed.all_gather_object(found, own, group)
-    for _, problem in found:
+        torch.distributed.all_gather_object(outcomes, own, group)
+    for _, problem in outcomes:
         if problem is not None:
             raise problem
-    return [result for result, _ in found]
+    return [result for result, _ in outcomes]
 
 
 @contextmanager
-def _waiting_for_others(doing: str, remedy: str = "") -> Iterator[None]:
+def _waiting_for_others(task: str, remedy: str = "") -> Iterator[None]:
     """Say in this block that another process has ended."""
     try:
         yield
     except RuntimeError as error:
         raise BilensError(
-            f"Another process of {doing} has ended. Its own message, if it had time for one, says "
+            f"Another process of {task} has ended. Its own message, if it had time for one, says "
             f"why. Start the same command again{remedy}"
         ) from error
 

@@ -91,8 +91,8 @@ class _Lines(tqdm):
         if msg is not None:
             return
         self.mininterval = PACE
-        done = f"{self.n:,.0f}" if self.total is None else f"{self.n:,.0f} of {self.total:,.0f}"
-        parts = [done]
+        count = f"{self.n:,.0f}" if self.total is None else f"{self.n:,.0f} of {self.total:,.0f}"
+        parts = [count]
         if self.total is not None and self.n > self.initial:
             seconds = (self.total - self.n) * self.format_dict["elapsed"] / (self.n - self.initial)
             parts.append(f"about {seconds:,.0f} s left")
@@ -109,10 +109,10 @@ def no_progress() -> Iterator[None]:
     """Hide the bars of transformers for reading and writing a model's files."""
     from transformers.utils import logging  # noqa: PLC0415  it takes seconds to import
 
-    shown = logging.is_progress_bar_enabled()
+    is_shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
         yield
     finally:
-        if shown:
+        if is_shown:
             logging.enable_progress_bar()

@@ -57,7 +57,7 @@ def eigenvector_names(values: Sequence[float]) -> list[str]:
     signs = ["P" if value > 0 else "N" for value in values]
     numbers = [signs[: i + 1].count(sign) for i, sign in enumerate(signs)]
     rows = zip(signs, numbers, values, strict=True)
-    return [f"{sign}{number}  λ = {signed(value)}" for sign, number, value in rows]
+    return [f"{sign}{count}  λ = {signed(value)}" for sign, count, value in rows]
 
 
 def shown(value: object) -> str:
@@ -102,18 +102,18 @@ class Table:
     def is_word(self) -> list[bool]:
         """Whether each column has words, which are at its left; numbers are at its right."""
         if self.words is not None:
-            return [number < self.words for number in range(len(self.header))]
+            return [i < self.words for i in range(len(self.header))]
         return [dtype.kind not in "fiu" for dtype in self.frame.dtypes]
 
     @property
     def rows(self) -> list[tuple[str, ...]]:
         """The cells as text."""
-        columns = [self._cells(number) for number in range(len(self.header))]
+        columns = [self._cells(i) for i in range(len(self.header))]
         return list(zip(*columns, strict=True))
 
-    def _cells(self, number: int) -> list[str]:
-        column = self.frame.iloc[:, number]
-        cell_format = self.formats.get(self.header[number])
+    def _cells(self, i: int) -> list[str]:
+        column = self.frame.iloc[:, i]
+        cell_format = self.formats.get(self.header[i])
         if cell_format is None and column.dtype.kind == "f":
             cell_format = _common_format(column.tolist())
         if cell_format is None:
@@ -225,13 +225,13 @@ class Section:
 
 def distinct(names: Iterable[str], joint: str = " ") -> list[str]:
     """Return names of which no two are equal, not even in another case: later ones get a number."""
-    taken, result = set[str](), list[str]()
+    keys, result = set[str](), list[str]()
     for name in names:
-        number, unique = 1, name
-        while unique.casefold() in taken:
-            number += 1
-            unique = f"{name}{joint}{number}"
-        taken.add(unique.casefold())
+        count, unique = 1, name
+        while unique.casefold() in keys:
+            count += 1
+            unique = f"{name}{joint}{count}"
+        keys.add(unique.casefold())
         result.append(unique)
     return result
 

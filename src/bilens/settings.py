@@ -99,8 +99,8 @@ def check_settings(settings: Any, kind: type[Any] | None = None) -> None:
     for name, value in values.items():
         if isinstance(value, list):
             object.__setattr__(settings, name, tuple(value))
-        elif (number := plain_number(value)) is not value:
-            object.__setattr__(settings, name, number)
+        elif (plain := plain_number(value)) is not value:
+            object.__setattr__(settings, name, plain)
 
 
 def checks_of(hints: Mapping[str, Any]) -> Checks:
@@ -133,9 +133,9 @@ def read_settings(kind: type[Settings], values: Mapping[str, Any], source: objec
     Raises:
         CheckpointError: a field is missing, unknown or out of range.
     """
-    known = {field.name for field in fields(kind)}  # type: ignore[arg-type]
+    names = {field.name for field in fields(kind)}  # type: ignore[arg-type]
     remedy = "It was written by another version of bilens, or edited."
-    check_names(source, "settings", values.keys(), known, remedy)
+    check_names(source, "settings", values.keys(), names, remedy)
     try:
         return kind(**values)
     except BilensError as error:
@@ -154,8 +154,8 @@ def check_names(
     unknown, missing = names - expected - others, expected - names
     for complaint, wrong in (("unknown", unknown), ("missing", missing)):
         if wrong:
-            listed = ", ".join(sorted(wrong))
-            raise CheckpointError(f"{source}: {complaint} {what}: {listed}. {remedy}")
+            text = ", ".join(sorted(wrong))
+            raise CheckpointError(f"{source}: {complaint} {what}: {text}. {remedy}")
 
 
 WORDS: dict[Any, str] = {
@@ -187,8 +187,8 @@ def checker(hint: Any) -> Check:
     if hint in (bool, int, float):
         return partial(_is_number, hint)
     if kind is Literal:
-        allowed = [(type(x), x) for x in parts]
-        return lambda value: (type(value), value) in allowed
+        choices = [(type(x), x) for x in parts]
+        return lambda value: (type(value), value) in choices
     if kind is Annotated:
         tests = [checker(parts[0]), *(x.holds for x in parts[1:] if isinstance(x, Between))]
         return lambda value: all(test(value) for test in tests)
@@ -269,11 +269,11 @@ def _misfit(name: str, values: Mapping[str, Any], hint: Any, fits: Check) -> Bil
         n: x for n, x in values.items() if hasattr(x, "dtype") and isinstance(x, torch.Tensor)
     }
     if kind.__module__ in ("builtins", "pathlib") or isinstance(value, np.generic):
-        given = "=" + " ".join(repr(value).split())[:200]
+        description = "=" + " ".join(repr(value).split())[:200]
     elif name in tensors:
-        given = f" is a tensor of shape {tuple(value.shape)} and {value.dtype}"
+        description = f" is a tensor of shape {tuple(value.shape)} and {value.dtype}"
     else:
-        given = f" is {kind.__module__}.{kind.__qualname__}"
+        description = f" is {kind.__module__}.{kind.__qualname__}"
     others = [f"{other} {tuple(x.shape)}" for other, x in tensors.items() if other != name]
     expected = describe_type(hint)
     # Shapes of the others matter to one that should be a tensor.
@@ -281,7 +281,7 @@ def _misfit(name: str, values: Mapping[str, Any], hint: Any, fits: Check) -> Bil
     # Tokenizers return a batch, of one text too.
     if name in tensors and value.ndim and len(value) == 1 and fits(value[0]):
         other_shapes += f"; {name}[0] fits"
-    return BilensError(f"{name}{given}, expected {expected}{other_shapes}")
+    return BilensError(f"{name}{description}, expected {expected}{other_shapes}")
 
 
 def describe_type(hint: Any) -> str:  # noqa: PLR0911  one for each kind of annotation

@@ -105,34 +105,34 @@ def _check_patterns(case: FamilyCase) -> None:
         return
     cap = _setting(view, "attn_logit_softcapping")
     unseen = torch.ones(time, time, dtype=torch.bool, device=view.device).triu(1)
-    for number in case.layers:
-        n = case.of_text.layer(number).attn_n[0]
-        rows = [view.queries_keys(number, n[[t]], t, time)[0] for t in range(time)]
+    for index in case.layers:
+        n = case.of_text.layer(index).attn_n[0]
+        rows = [view.queries_keys(index, n[[t]], t, time)[0] for t in range(time)]
         q, k = map(torch.cat, zip(*rows, strict=True))
         score = torch.einsum("thd,shd->hts", q, k)
         score = cap * torch.tanh(score / cap) if cap else score
         pattern = score.masked_fill(unseen, -torch.inf).softmax(-1)
-        case.compare(pattern, case.of_text.pattern(number)[0], SOFTMAX_ROUNDING)
+        case.compare(pattern, case.of_text.pattern(index)[0], SOFTMAX_ROUNDING)
 
 
 def _check_scores(case: FamilyCase) -> None:
     """Compare QK with the scores of two normalised rows, where queries and keys have no norm."""
     view = case.view
-    if any(view.layer(number).heads.inner for number in case.layers):
+    if any(view.layer(index).heads.inner for index in case.layers):
         return
     window = _setting(view, "sliding_window") or len(case.ids)
-    for number, distance in zip(case.layers, (min(window, len(case.ids)) - 1, 0), strict=False):
-        n = case.of_text.layer(number).attn_n[0]
+    for index, distance in zip(case.layers, (min(window, len(case.ids)) - 1, 0), strict=False):
+        n = case.of_text.layer(index).attn_n[0]
         a, b = n[-1:], n[:1]
 
         def scored(
-            x: Tensor, at: int, layer: int = number, length: int = distance + 1
+            x: Tensor, at: int, layer: int = index, length: int = distance + 1
         ) -> list[tuple[Tensor, Tensor]]:
             # The score of biases and positions is no part of QK.
             with_x, without = (view.queries_keys(layer, y, at, length) for y in (x, 0 * x))
             return [(q - q0, k - k0) for (q, k), (q0, k0) in zip(with_x, without, strict=True)]
 
-        pairs = zip(view.qk(number, distance), scored(a, distance), scored(b, 0), strict=True)
+        pairs = zip(view.qk(index, distance), scored(a, distance), scored(b, 0), strict=True)
         for matrix, (q, _), (_, k) in pairs:
             total = (a @ matrix.left @ matrix.right @ b.mT)[:, 0, 0]
             size = (q[0].norm(dim=-1) * k[0].norm(dim=-1)).max()
@@ -140,30 +140,30 @@ def _check_scores(case: FamilyCase) -> None:
 
 
 def _check_values(case: FamilyCase) -> None:
-    for number in case.layers:
-        n, weights = case.of_text.layer(number).attn_n[0], case.view.layer(number).heads.weights()
+    for index in case.layers:
+        n, weights = case.of_text.layer(index).attn_n[0], case.view.layer(index).heads.weights()
         expected = torch.einsum("td,hde,hef->htf", n, weights.value, weights.out)
-        case.compare(n @ case.view.ov(number).dense(), expected)
+        case.compare(n @ case.view.ov(index).dense(), expected)
 
 
 def _check_mlps(case: FamilyCase) -> None:
     """Compare MLPs on the streams of the text, by their modules and by their factors."""
     view = case.view
-    for number in case.layers:
-        layer = case.of_text.layer(number)
-        total = mlp_output(view, number, layer.mlp_n[0], layer.gate_ratio[0])
-        written = view.layer(number).mlp.stream_output(layer.mlp_input)
-        case.compare(layer.mlp_out_scale[..., None] * total, written)
+    for index in case.layers:
+        layer = case.of_text.layer(index)
+        total = mlp_output(view, index, layer.mlp_n[0], layer.gate_ratio[0])
+        output = view.layer(index).mlp.stream_output(layer.mlp_input)
+        case.compare(layer.mlp_out_scale[..., None] * total, output)
         # The two runs attend by different kernels.
-        case.compare(view.mlp_inputs(number, case.ids[None]), layer.mlp_n, 1e-5)
+        case.compare(view.mlp_inputs(index, case.ids[None]), layer.mlp_n, 1e-5)
 
 
 def _check_streams(case: FamilyCase) -> None:
-    view, number = case.view, case.view.n_layers - 1
+    view, last = case.view, case.view.n_layers - 1
     # A parallel MLP does not read what the attention of its layer writes.
-    if view.modules.mlp_moment(number) == Moment.attention(number):
-        x = case.of_text.layer(number).mlp_input
-        case.compare(x + view.layer(number).mlp.stream_output(x), case.of_text.stream)
+    if view.modules.mlp_moment(last) == Moment.attention(last):
+        x = case.of_text.layer(last).mlp_input
+        case.compare(x + view.layer(last).mlp.stream_output(x), case.of_text.stream)
 
 
 def _check_directions(case: FamilyCase) -> None:

@@ -55,9 +55,9 @@ def load_file(path: str | Path) -> list[Analysis]:
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     # The file's imports may register analyses too.
-    added = [entry for entry in REGISTERED.values() if entry.read.__module__ == spec.name]
-    if not added:
+    entries = [entry for entry in REGISTERED.values() if entry.read.__module__ == spec.name]
+    if not entries:
         raise BilensError(
             f"{path} registers no analysis; decorate its function with @analysis(...)"
         )
-    return added
+    return entries

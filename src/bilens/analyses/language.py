@@ -220,13 +220,13 @@ def circuit(
     from bilens import circuits
     from bilens.flows import Question, read_pairs
 
-    asked = (
+    pairs = (
         read_pairs(model, questions, any_length=True)
         if questions
         else [Question(prompt, token_list(token), token_list(minus), against)]
     )
     return circuits.circuit(
-        model, asked, level=level, keep=keep, size=size, heads=heads, controls=controls
+        model, pairs, level=level, keep=keep, size=size, heads=heads, controls=controls
     )
 
 
@@ -251,8 +251,8 @@ def task_directions(
     from bilens import circuits
     from bilens.flows import read_pairs
 
-    asked = read_pairs(model, questions)
-    return circuits.task_directions(model, asked, k, strongest=strongest)
+    pairs = read_pairs(model, questions)
+    return circuits.task_directions(model, pairs, k, strongest=strongest)
 
 
 @analysis("contexts", check=refusals.of_tokens)
@@ -425,8 +425,8 @@ def summary(
     from bilens.train.run_directory import last_loss
 
     direction = None if token is None else TokenDirection(token, token_list(minus))
-    trained = last_loss(model.source)
-    return read_summary(model, corpus, prompt, direction, n_tokens=n_tokens, training_loss=trained)
+    loss = last_loss(model.source)
+    return read_summary(model, corpus, prompt, direction, n_tokens=n_tokens, training_loss=loss)
 
 
 @analysis("generate")

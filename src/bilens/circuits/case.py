@@ -72,9 +72,9 @@ class Batch:
     def run(self, *, keep: bool) -> float:
         """Run them for the first time, and return the bytes of a question's passes."""
         passes = both_passes(self.model, self.questions)
-        scored = max(len(question.spoken) or 1 for question in self.questions)
+        n_scores = max(len(question.spoken) or 1 for question in self.questions)
         # Copies, without which the whole streams stay.
-        self.ends = [x.stream[:, -scored:].clone() for x in passes]
+        self.ends = [x.stream[:, -n_scores:].clone() for x in passes]
         self._n_bytes = sum(x.nbytes for x in passes)
         if keep and self.room.has(self._n_bytes):
             self._kept = passes
@@ -155,26 +155,26 @@ class Case:
         """Both texts for a page, in quotes, up to the token that is predicted."""
         first, second = self.fitted.rows
         against = self.question.against
-        shown = self._quoted(self.question.text, first)
+        first_text = self._quoted(self.question.text, first)
         if is_text(against):
-            return shown, self._quoted(against, second)
+            return first_text, self._quoted(against, second)
         if isinstance(against, Tensor):
-            return shown, "other embeddings"
-        return shown, "the mean of " + ", ".join(f"“{text}”" for text in against)
+            return first_text, "other embeddings"
+        return first_text, "the mean of " + ", ".join(f"“{text}”" for text in against)
 
     def _quoted(self, text: str | Tensor, ids: Tensor) -> str:
         model = self.batch.model
         clean = ids[: len(ids) - len(self.fitted.spoken[:-1])]
-        shown = " ".join(shown_tokens(model, clean))
+        quote = " ".join(shown_tokens(model, clean))
         if isinstance(text, str) and self.question.position == -1:
-            shown = text
+            quote = text
         elif isinstance(text, str):
             # Up to the position, as it was written.
             starts = (text[:end] for end in range(1, len(text) + 1))
-            shown = next((x for x in starts if _has_tokens(model, x, clean)), shown)
+            quote = next((x for x in starts if _has_tokens(model, x, clean)), quote)
         elif model.tokenizer is not None:
-            shown = write_out(model.tokenizer, clean)
-        return f"“{shown}”"
+            quote = write_out(model.tokenizer, clean)
+        return f"“{quote}”"
 
     @cached_property
     def runs(self) -> tuple[bytes, bytes]:
@@ -197,8 +197,8 @@ class Case:
         It is 0 at the second text and |change| at the first.
         The way is down where the number is smaller after the first text.
         """
-        moved = self.score(streams) - self.ends[1]
-        return moved if self.change > 0 else -moved
+        change = self.score(streams) - self.ends[1]
+        return change if self.change > 0 else -change
 
 
 def _has_tokens(model: ResidualModel, text: str, ids: Tensor) -> bool:
@@ -238,11 +238,11 @@ def make_cases(
     def run_own() -> dict[int, list[Tensor]]:
         """Run the batches of this process, and return the ends of both last streams of each."""
         own = {n: batch for n, batch in enumerate(batches) if batch.is_own}
-        left, fits = sum(len(batch.questions) for batch in own.values()), True
+        n_left, fits = sum(len(batch.questions) for batch in own.values()), True
         for batch in own.values():
-            left -= len(batch.questions)
+            n_left -= len(batch.questions)
             # Where not all fit, the room is for those that are used first, which find.
-            fits = batch.run(keep=fits) * left <= room.n_bytes
+            fits = batch.run(keep=fits) * n_left <= room.n_bytes
         return {n: [x.cpu() for x in batch.ends] for n, batch in own.items()}
 
     for of_process in in_all_processes("this circuit", run_own, divided=divided):

@@ -84,12 +84,12 @@ class Cases:
     def asking(self, answer: tuple[str, str]) -> "Cases":
         """Return the cases of the same texts with another answer: a token and one to subtract."""
         token, minus = ((self.model.token(name),) for name in answer)
-        number: dict[str, Any] = {"vector": None, "target": "logit"}
+        neutral: dict[str, Any] = {"vector": None, "target": "logit"}
         cases = []
         for case in self.cases:
-            question = replace(case.question, token=answer[0], minus=(answer[1],), **number)
+            question = replace(case.question, token=answer[0], minus=(answer[1],), **neutral)
             fitted = replace(
-                case.fitted, question=question, tokens=token, minus=minus, spoken=(), **number
+                case.fitted, question=question, tokens=token, minus=minus, spoken=(), **neutral
             )
             cases.append(Case.of(fitted, case.batch, case.row))
         return Cases(self.model, cases, self.axis)
@@ -111,8 +111,8 @@ class Cases:
     def templates(self) -> dict[str, list[int]]:
         """Numbers of the questions of each template."""
         templates: dict[str, list[int]] = defaultdict(list)
-        for number, case in enumerate(self.cases):
-            templates[case.question.template].append(number)
+        for i, case in enumerate(self.cases):
+            templates[case.question.template].append(i)
         return templates
 
     def _check_masks(self, masks: Float[Tensor, "n *shape"]) -> None:
@@ -156,17 +156,17 @@ class Cases:
             of_cases = {}
             for group, numbers in enumerate(self.groups):
                 streams = self._streams(group, masks).unbind(1)
-                for number, of_masks in zip(numbers, streams, strict=True):
-                    case = self.cases[number]
+                for i, of_masks in zip(numbers, streams, strict=True):
+                    case = self.cases[i]
                     rises = case.rise(of_masks).cpu().double()
-                    of_cases[number] = rises, case.score.is_answer(of_masks[0])
+                    of_cases[i] = rises, case.score.is_answer(of_masks[0])
             return of_cases
 
         of_cases = {n: x for of_process in in_all(self, own) for n, x in of_process.items()}
-        rises, answered = zip(*(of_cases[n] for n in range(len(self))), strict=True)
+        rises, answers = zip(*(of_cases[n] for n in range(len(self))), strict=True)
         values = torch.stack(rises, 1)
         check_finite(metric=values)
-        return values, list(answered)
+        return values, list(answers)
 
     @property
     def answers(self) -> list[bool | None]:
@@ -248,12 +248,12 @@ class Cases:
         """
         of_passes: dict[tuple[object, ...], list[int]] = defaultdict(list)
         repeats: Counter[tuple[int, int]] = Counter()
-        for number, case in enumerate(self.cases):
+        for row, case in enumerate(self.cases):
             if not case.batch.is_own:
                 continue
             place = id(case.batch), case.row
-            roles = self.roles[number] if self.axis == "role" else ()
-            of_passes[place[0], repeats[place], roles].append(number)
+            roles = self.roles[row] if self.axis == "role" else ()
+            of_passes[place[0], repeats[place], roles].append(row)
             repeats[place] += 1
         return [sorted(group, key=lambda i: self.cases[i].row) for group in of_passes.values()]
 
@@ -261,7 +261,7 @@ class Cases:
         """Return the passes of a group; the second has as many tokens as the first."""
         numbers = self.groups[group]
         of_group = self.cases[numbers[0]].batch
-        first, second = of_group.passes([self.cases[number].row for number in numbers])
+        first, second = of_group.passes([self.cases[i].row for i in numbers])
         return first, second.in_place_of(first)
 
     def _streams(
@@ -293,9 +293,9 @@ def _roles(case: Case) -> tuple[int, ...]:
     positions up to the last one that differs are the word.
     """
     first, second = case.tokens
-    time, shared = len(first), min(len(first), len(second))
+    time, common = len(first), min(len(first), len(second))
     differ = torch.zeros(time, dtype=torch.bool)
-    differ[time - shared :] = (first[time - shared :] != second[len(second) - shared :]).any(-1)
+    differ[time - common :] = (first[time - common :] != second[len(second) - common :]).any(-1)
     if len(first) != len(second):
         differ[: max(differ.nonzero().flatten().tolist(), default=time - 2) + 1] = True
     start, roles = int(differ.int().argmax()), list[int]()

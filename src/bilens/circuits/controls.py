@@ -48,11 +48,11 @@ def verdict(answer: Measured, control: Measured, question: Question) -> str:
         reasons.append(rightness)
     if control.closeness < answer.closeness - 0.1:
         reasons.append(closeness)
-    told = "can be told from" if reasons else "cannot be told from"
+    relation = "can be told from" if reasons else "cannot be told from"
     because = "; ".join(reasons or [change, rightness, closeness])
     return (
         f"Control: the same search with {token} and {minus} in place of all answers, which makes "
-        f"no sense. The answers {told} it: {because}."
+        f"no sense. The answers {relation} it: {because}."
     )
 
 
@@ -65,21 +65,21 @@ def nonsense_answer(cases: Cases) -> tuple[str, str]:
     Raises:
         BilensError: the vocabulary has no such tokens.
     """
-    model, used = cases.model, set[int]()
+    model, token_ids = cases.model, set[int]()
     for case in cases.cases:
         fitted = case.fitted
         texts = torch.cat(fitted.rows).tolist()
-        used |= {*texts, *fitted.tokens, *fitted.minus, *fitted.spoken}
+        token_ids |= {*texts, *fitted.tokens, *fitted.minus, *fitted.spoken}
     middle = model.vocab_size // 4
-    numbers = [i for i in range(middle, min(middle + 2000, model.vocab_size)) if i not in used]
-    numbers += [i for i in range(middle) if i not in used][-2000:]
+    numbers = [i for i in range(middle, min(middle + 2000, model.vocab_size)) if i not in token_ids]
+    numbers += [i for i in range(middle) if i not in token_ids][-2000:]
     names = zip(numbers, shown_tokens(model, numbers), strict=True)
     words = [i for i, name in names if name[:1] == " " and name[1:].isalpha()]
-    chosen = (words if len(words) > 1 else numbers)[:2]
-    if len(chosen) < 2:
+    pair = (words if len(words) > 1 else numbers)[:2]
+    if len(pair) < 2:
         raise BilensError(
             "controls need two tokens that no question has, and the vocabulary has none; leave "
             "controls out"
         )
-    first, second = exact_names(model, chosen)
+    first, second = exact_names(model, pair)
     return first, second

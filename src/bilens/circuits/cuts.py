@@ -170,13 +170,13 @@ def _changes(cases: Cases, of_group: Sequence[int], second: Pass, passing: Passi
 
         def cut(x: Tensor, layer: int = layer) -> Tensor:
             other = second.streams[layer].to(x)
-            moved, y = x - other, other
+            change, y = x - other, other
             for (at, place), directions in passing.items():
                 if at == layer:
-                    here = moved * is_at(roles, place)[:, None]
+                    here = change * is_at(roles, place)[:, None]
                     if directions is not None:
-                        written, read = (rows.to(x) for rows in directions)
-                        here = (here @ read.T) @ written
+                        writer, reader = (rows.to(x) for rows in directions)
+                        here = (here @ reader.T) @ writer
                     y = y + here
             return y
 
@@ -186,7 +186,7 @@ def _changes(cases: Cases, of_group: Sequence[int], second: Pass, passing: Passi
 
 def is_at(roles: Tensor, place: Place) -> Tensor:
     """Return which roles, by their numbers, are those of a place; of words it is any of them."""
-    numbers = [number for number, role in enumerate(ROLES) if place in role]
+    numbers = [i for i, role in enumerate(ROLES) if place in role]
     return torch.isin(roles, torch.tensor(numbers, device=roles.device))
 
 
@@ -209,11 +209,11 @@ def _own_snapshots(cases: Cases, layer: int, place: Place) -> list[tuple[Tensor,
     snapshots = list[tuple[Tensor, Tensor]]()
     for group, numbers in enumerate(cases.groups):
         first, second = cases.passes(group)
-        moved = first.streams[layer] - second.streams[layer]
-        total = torch.zeros_like(moved)
+        difference = first.streams[layer] - second.streams[layer]
+        total = torch.zeros_like(difference)
         for share in points:
-            zeros = torch.zeros_like(moved, requires_grad=True)
-            between = second.streams[layer] + share * moved
+            zeros = torch.zeros_like(difference, requires_grad=True)
+            between = second.streams[layer] + share * difference
 
             def at_point(_: Tensor, zeros: Tensor = zeros, between: Tensor = between) -> Tensor:
                 return between + zeros
@@ -223,10 +223,10 @@ def _own_snapshots(cases: Cases, layer: int, place: Place) -> list[tuple[Tensor,
                 (streams,) = exchange(first, second, [cases.model.places.exist], [[change]])
                 (slope,) = torch.autograd.grad(_rises(cases, numbers, streams).sum(), zeros)
             total += slope / len(points)
-        roles = torch.tensor(cases.roles[numbers[0]], device=moved.device)
+        roles = torch.tensor(cases.roles[numbers[0]], device=difference.device)
         here = is_at(roles, place)
-        scale = cases.changes[numbers].to(moved)[:, None, None] ** -0.5
-        rows = [(scale * x)[:, here].flatten(0, 1).cpu().double() for x in (moved, total)]
+        scale = cases.changes[numbers].to(difference)[:, None, None] ** -0.5
+        rows = [(scale * x)[:, here].flatten(0, 1).cpu().double() for x in (difference, total)]
         snapshots.append((rows[0], rows[1]))
     return snapshots
 

@@ -175,8 +175,8 @@ def balance(
     # Directions of smaller values are rounding.
     count = min(k, int((S / S[0] > 1e-10).sum()))
     roots = S[:count, None].sqrt()
-    written, read = (U[:, :count].T @ L.T) / roots, (Vh[:count] @ R.T) / roots
-    return MLPDirections(written, read), S[:count]
+    writers, readers = (U[:, :count].T @ L.T) / roots, (Vh[:count] @ R.T) / roots
+    return MLPDirections(writers, readers), S[:count]
 
 
 def share_held(
@@ -188,16 +188,16 @@ def share_held(
     positions do not cancel in it, and it is negative where they are larger than the flow. A layer
     without any flow has 0.
     """
-    left, whole = torch.zeros(2, len(directions), dtype=torch.float64)
+    remainder, whole = torch.zeros(2, len(directions), dtype=torch.float64)
     for of_question in snapshots:
         for layer, of_layer in enumerate(directions):
             changes, adjoints = (rows[layer] for rows in of_question)
             flow = (changes * adjoints).sum(-1)
-            left[layer] += (flow - of_layer.flows(changes, adjoints).sum(-1)).abs().sum()
+            remainder[layer] += (flow - of_layer.flows(changes, adjoints).sum(-1)).abs().sum()
             whole[layer] += flow.abs().sum()
-    shares = torch.where(whole > 0, 1 - left / whole.clamp_min(1e-300), 0)
+    shares = torch.where(whole > 0, 1 - remainder / whole.clamp_min(1e-300), 0)
     total = float(whole.sum())
-    return 1 - float(left.sum()) / total if total else 0.0, shares
+    return 1 - float(remainder.sum()) / total if total else 0.0, shares
 
 
 @detached
@@ -233,14 +233,14 @@ def task_directions(
         finding += numbers[:half]
         measuring[task] = numbers[half:]
     check_apart(cases, finding, measuring)
-    used = [*finding, *(i for numbers in measuring.values() for i in numbers)]
-    repeated = len(cases) - len(used)
-    cases = [cases[i] for i in used]
+    ids = [*finding, *(i for numbers in measuring.values() for i in numbers)]
+    n_repeats = len(cases) - len(ids)
+    cases = [cases[i] for i in ids]
     bar = progress_bar("flows of questions", cases)
     snapshots = [Snapshots.of(model, case.question) for case in bar]
     directions, values = find_directions(snapshots[: len(finding)], k)
     counts = len(finding), len(cases) - len(finding)
-    held, shares = share_held(snapshots[len(finding) :], directions)
+    share, shares = share_held(snapshots[len(finding) :], directions)
     places = _strongest(cases[: len(finding)], snapshots, directions)[:strongest]
     if not places:
         raise BilensError(
@@ -251,12 +251,12 @@ def task_directions(
     return TaskDirections(
         tuple(directions),
         tuple(values),
-        held,
+        share,
         shares,
         r2,
         parts,
         counts,
-        repeated,
+        n_repeats,
         token_hints(model, questions),
     )
 
@@ -285,7 +285,7 @@ def _strongest(
         for case, (changes, adjoints) in zip(cases, snapshots, strict=False):
             flow = of_layer.flows(changes[layer], adjoints[layer]).sum(0)
             total += flow if case.change > 0 else -flow
-        sizes |= {(layer, number): abs(x) for number, x in enumerate(total.tolist())}
+        sizes |= {(layer, row): abs(x) for row, x in enumerate(total.tolist())}
     return sorted(sizes, key=lambda place: -sizes[place])
 
 
@@ -299,46 +299,46 @@ def _measured(
     """Exchange directions on the questions after the first `learning`, and name them on all."""
     model = cases[0].batch.model
     flows, effects = torch.zeros(2, len(cases), len(places), dtype=torch.float64)
-    moved = torch.zeros(len(places), model.vocab_size)
+    score_changes = torch.zeros(len(places), model.vocab_size)
     sides = torch.zeros(len(places), dtype=torch.float64)
     for question, (case, (changes, adjoints)) in enumerate(zip(cases, snapshots, strict=True)):
-        removing, adding_back = [], []
+        removals, additions = [], []
         signs = torch.zeros_like(sides)
-        for i, (layer, number) in enumerate(places):
-            written, read = (rows[number] for rows in directions[layer])
+        for i, (layer, row) in enumerate(places):
+            writer, reader = (rows[row] for rows in directions[layer])
             # Snapshots are scaled to a change of the logit of 1.
-            amounts = changes[layer] @ read * abs(case.change) ** 0.5
-            through = amounts * (adjoints[layer] @ written) * abs(case.change) ** 0.5
+            amounts = changes[layer] @ reader * abs(case.change) ** 0.5
+            through = amounts * (adjoints[layer] @ writer) * abs(case.change) ** 0.5
             flows[question, i] = through.sum()
             signs[i] = (through.abs() * amounts.sign()).sum().sign()
-            module, rows = model.places.layers[layer].mlp, amounts[:, None] * written
+            module, rows = model.places.layers[layer].mlp, amounts[:, None] * writer
             assert module is not None
-            removing.append([Change((module, "output"), layer, partial(_with_added, -rows))])
-            adding_back.append([Change((module, "output"), layer, partial(_with_added, rows))])
+            removals.append([Change((module, "output"), layer, partial(_with_added, -rows))])
+            additions.append([Change((module, "output"), layer, partial(_with_added, rows))])
         first, second = case.alone
         everything = [model.places.exist] * len(places)
-        without = torch.cat([first.stream, exchange(first, second, everything, removing)[:, 0]])
+        without = torch.cat([first.stream, exchange(first, second, everything, removals)[:, 0]])
         # A direction that is written from the second text's side snapshots tokens the other way.
         for place in range(-case.score.length, 0):
             logits = model.places.logits(without[:, place])
-            moved += signs[:, None] * token_scores(logits[:1], logits[1:]).cpu()
+            score_changes += signs[:, None] * token_scores(logits[:1], logits[1:]).cpu()
         sides += signs
         if question >= learning:
-            lost = case.ends[0] - case.score(without[1:])
-            restored = exchange(second, first, everything, adding_back)[:, 0]
-            gained = case.score(restored) - case.ends[1]
-            effects[question] = ((lost + gained) / 2).cpu().double()
+            loss = case.ends[0] - case.score(without[1:])
+            restoration = exchange(second, first, everything, additions)[:, 0]
+            gain = case.score(restoration) - case.ends[1]
+            effects[question] = ((loss + gain) / 2).cpu().double()
     flows, effects = flows[learning:], effects[learning:]
     spread = float((effects - effects.mean()).square().sum())
     r2 = 1 - float((effects - flows).square().sum()) / spread if spread else None
     changes = torch.tensor([case.change for case in cases[learning:]], dtype=torch.float64)
     shares = [changes.sign() @ numbers / changes.abs().sum() for numbers in (flows, effects)]
     parts = []
-    for i, (layer, number) in enumerate(places):
-        scores = moved[i] if sides[i] >= 0 else -moved[i]
+    for i, (layer, row) in enumerate(places):
+        scores = score_changes[i] if sides[i] >= 0 else -score_changes[i]
         raises, lowers = (name_tokens(model, sign * scores) for sign in (1, -1))
         flow, effect = (float(of_all[i]) for of_all in shares)
-        parts.append(TaskDirection(layer, number + 1, flow, effect, raises, lowers))
+        parts.append(TaskDirection(layer, row + 1, flow, effect, raises, lowers))
     return r2, tuple(parts)
 
 

@@ -41,14 +41,14 @@ def edit(
             "heads, or a model without experts"
         )
     basis = _orthonormal(vectors.to(model.device, model.modules.dtype), model.d_model)
-    edited = sharing_weights(model)
-    new = edited.layer(layer).mlp
+    result = sharing_weights(model)
+    new = result.layer(layer).mlp
     tensor, units = mlp.factors(), new.up.n_out
     for part, factor in ((new.up, tensor.left[:units]), (new.gate, tensor.right[:units])):
         if part is not None:
             along = (1 - scale) * factor @ basis[:, : factor.shape[1]].T
             _remove(part, new.norm, along, basis)
-    return edited
+    return result
 
 
 @detached
@@ -71,9 +71,9 @@ def edit_heads(
         check_index("head", head, model.n_heads)
     weight = out.weight().clone()
     weight.unflatten(1, (model.n_heads, -1))[:, list(heads)] *= scale
-    edited = sharing_weights(model)
-    edited.layer(layer).heads.out.set_weight(weight)
-    return edited
+    result = sharing_weights(model)
+    result.layer(layer).heads.out.set_weight(weight)
+    return result
 
 
 @detached
@@ -109,21 +109,21 @@ def edit_mlp_along(
     check_finite(scale=torch.tensor(scale), written=written, read=read)
     weight = mlp.down.weight()
     t, r = (rows.cpu().double() for rows in (written, read))
-    edited = sharing_weights(model)
-    down = edited.layer(layer).mlp.down
+    result = sharing_weights(model)
+    down = result.layer(layer).mlp.down
     down.set_weight(weight - ((1 - scale) * t.T @ (r @ weight.cpu().double())).to(weight))
     if (bias := mlp.down.bias()) is not None:
         down.set_bias(bias - ((1 - scale) * t.T @ (r @ bias.cpu().double())).to(bias))
-    return edited
+    return result
 
 
 def sharing_weights(model: ResidualModel) -> ResidualModel:
     """Return a copy of the model whose parameters share their memory until they are set."""
     # The weights were checked when the model was opened, and are not checked again.
-    shared: dict[int, Any] = {id(model.tokenizer): model.tokenizer}
+    memo: dict[int, Any] = {id(model.tokenizer): model.tokenizer}
     for p in model.model.parameters():
-        shared[id(p)] = nn.Parameter(p.data, p.requires_grad)
-    return copy.deepcopy(model, shared)
+        memo[id(p)] = nn.Parameter(p.data, p.requires_grad)
+    return copy.deepcopy(model, memo)
 
 
 def _orthonormal(vectors: Tensor, width: int) -> Tensor:
@@ -136,15 +136,15 @@ def _orthonormal(vectors: Tensor, width: int) -> Tensor:
     check_finite(vectors=vectors)
     if not vectors.any(-1).all():
         raise BilensError("vectors holds a row that is zero and points nowhere; leave it out")
-    padded = nn.functional.pad(vectors, (0, width + 1 - vectors.shape[1])).cpu().double()
-    units = padded / padded.norm(dim=-1, keepdim=True)
+    columns = nn.functional.pad(vectors, (0, width + 1 - vectors.shape[1])).cpu().double()
+    units = columns / columns.norm(dim=-1, keepdim=True)
     _, sizes, rows = torch.linalg.svd(units, full_matrices=False)
     return rows[sizes > 1e-6].to(vectors)
 
 
 def _remove(part: LinearMap, norm: Norm | None, along: Tensor, basis: Tensor) -> None:
     """W z - along (basis z) by weights and bias alone; z = [n, 1] and W reads g n + b."""
-    read, constant = basis[:, :-1], basis[:, -1]
+    reader, constant = basis[:, :-1], basis[:, -1]
     bias = None if norm is None else norm.bias()
     if norm is not None:
         gain = norm.gain()
@@ -152,16 +152,16 @@ def _remove(part: LinearMap, norm: Norm | None, along: Tensor, basis: Tensor) ->
             raise BilensError(
                 f"{norm.name} has a gain of 0, so that no map behind it reads what is removed"
             )
-        read = read / gain
-    added = -along @ constant
+        reader = reader / gain
+    shift = -along @ constant
     if bias is not None:
-        added = added + along @ (read @ bias)
-    weight, old = part.weight() - along @ read, part.bias()
-    if old is None and added.abs().max() > 1e-6 * weight.abs().max():
+        shift = shift + along @ (reader @ bias)
+    weight, old = part.weight() - along @ reader, part.bias()
+    if old is None and shift.abs().max() > 1e-6 * weight.abs().max():
         raise BilensError(
             f"{part.name} has no bias, which these vectors ask for: they hold a share of the "
             "constant; leave their last coordinate out"
         )
     part.set_weight(weight)
     if old is not None:
-        part.set_bias(old + added)
+        part.set_bias(old + shift)

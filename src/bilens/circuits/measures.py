@@ -84,9 +84,9 @@ def measured(
     rises, right = cases.measured(torch.stack([circuit, others]).cpu().double())
     changes, answers = cases.changes, cases.answers
 
-    def count(answered: Sequence[bool | None], numbers: Sequence[int]) -> int | None:
-        known = [x for i in numbers if (x := answered[i]) is not None]
-        return sum(known) if known else None
+    def count(answers: Sequence[bool | None], numbers: Sequence[int]) -> int | None:
+        values = [x for i in numbers if (x := answers[i]) is not None]
+        return sum(values) if values else None
 
     def of(numbers: Sequence[int]) -> Measured:
         (f, left), of_these = rises[:, list(numbers)], changes[list(numbers)]
@@ -196,19 +196,19 @@ def part_effects(shown: Cases, mask: Bool[Tensor, " *shape"]) -> tuple[PartEffec
     parts = parts_in(mask)
 
     def own() -> Tensor:
-        lost, gained = sums = torch.zeros(2, len(parts), dtype=torch.float64)
+        losses, gains = sums = torch.zeros(2, len(parts), dtype=torch.float64)
         for case in (case for case in shown.cases if case.batch.is_own):
             first, second = case.alone
-            noised, denoised = (
+            noising, denoising = (
                 exchanged_each(*x, parts) for x in ((first, second), (second, first))
             )
-            lost += abs(case.change) - case.rise(noised).cpu().double()
-            gained += case.rise(denoised).cpu().double()
+            losses += abs(case.change) - case.rise(noising).cpu().double()
+            gains += case.rise(denoising).cpu().double()
         return sums
 
-    lost, gained = summed(shown, own)
+    part_losses, part_gains = summed(shown, own)
     total = float(shown.changes.sum())
     effects = []
-    for part, loss, gain in zip(parts, lost.tolist(), gained.tolist(), strict=True):
+    for part, loss, gain in zip(parts, part_losses.tolist(), part_gains.tolist(), strict=True):
         effects.append(PartEffect(part, loss / total, gain / total))
     return tuple(sorted(effects, key=lambda effect: -abs(effect.noising + effect.denoising)))

@@ -41,10 +41,10 @@ from bilens.transformer.running import first_input
 def parts_in(mask: Bool[Tensor, " *shape"]) -> list[Part]:
     """Return the parts of a mask (layers, heads + 1) or (layers, time, heads + 1), by layer."""
     parts = []
-    for layer, *at, number in mask.nonzero().tolist():
+    for layer, *at, column in mask.nonzero().tolist():
         position = at[0] if at else None
-        is_head = number < mask.shape[-1] - 1
-        part = Part("head", layer, number) if is_head else Part("mlp", layer)
+        is_head = column < mask.shape[-1] - 1
+        part = Part("head", layer, column) if is_head else Part("mlp", layer)
         parts.append(part._replace(position=position))
     return parts
 
@@ -253,8 +253,8 @@ def patched(model: ResidualModel, parts: Sequence[str], against: str | Tensor) -
 
     places = {*of_shares, *(change.place for change in changes)}
     before, after = hooks_at(places, changed, Mixing())
-    counting = [(layer.module, count) for layer in model.places.layers]
-    with hooked([(model.model, begin), *counting, *before], [*after, (model.model, end)]):
+    counts = [(layer.module, count) for layer in model.places.layers]
+    with hooked([(model.model, begin), *counts, *before], [*after, (model.model, end)]):
         yield
 
 
@@ -293,8 +293,8 @@ def patched_effects(passes: tuple[Pass, Pass], metric: Metric) -> Effects:
     model, effects = passes[0].model, []
     ends = [float(metric(of_text.stream)[0]) for of_text in passes]
     for of_text, other, end, sign in ((*passes, ends[0], 1), (*passes[::-1], ends[1], -1)):
-        changed = exchanged_each(of_text, other, all_parts(model))
-        change = end - metric(changed).cpu().double()
+        scores = exchanged_each(of_text, other, all_parts(model))
+        change = end - metric(scores).cpu().double()
         of_parts = torch.zeros(model.places.exist.shape, dtype=torch.float64)
         of_parts[model.places.exist] = sign * change
         effects.append(of_parts)

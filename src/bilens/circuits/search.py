@@ -75,27 +75,27 @@ def search_circuit(
     if not ordering:
         raise BilensError("ordering is empty, expected the cases of a template or more")
     everything = ordering[0].everything
-    kept = torch.zeros_like(everything) if live is None else live & everything
-    free = (everything & ~kept).flatten()
+    start = torch.zeros_like(everything) if live is None else live & everything
+    free = (everything & ~start).flatten()
     count = int(free.sum())
     if size is not None and size > count:
         raise BilensError(f"size={size}, expected at most {count}, the parts of the model")
     worth = torch.stack([scores(cases, everything).flatten() for cases in ordering])
     orders = [_order(worths, free) for worths in (worth.amax(0), worth.abs().amax(0))]
-    tried: dict[int, tuple[float, ...]] = {}
+    trials: dict[int, tuple[float, ...]] = {}
     masks: dict[int, Tensor] = {}
 
     def miss(of_size: int) -> float:
         """Return by how much f of a size misses its bounds; at most 0 if it does not."""
-        if of_size not in tried:
+        if of_size not in trials:
             for order in orders:
-                mask = kept.clone()
+                mask = start.clone()
                 mask.view(-1)[order[:of_size]] = True
                 shares = deciding.shares(mask.cpu().double()[None])[0].tolist()
                 if max(shares) <= HIGHEST:
                     break
-            tried[of_size], masks[of_size] = tuple(shares), mask
-        mean = sum(tried[of_size]) / len(tried[of_size])
+            trials[of_size], masks[of_size] = tuple(shares), mask
+        mean = sum(trials[of_size]) / len(trials[of_size])
         # All parts keep 1 up to rounding.
         return max(keep - 1e-4 - mean, mean - HIGHEST)
 
@@ -104,18 +104,18 @@ def search_circuit(
 
     if size is not None:
         miss(size)
-        return SearchResult(masks[size], orders[0], True, tried)
+        return SearchResult(masks[size], orders[0], True, trials)
     largest = min(count, LARGEST)
     best = _first_found(holds, largest)
     if best is None:
-        best = min((x for x in tried if x <= largest), key=miss)
-    return SearchResult(masks[best], orders[0], miss(best) <= SLACK, tried)
+        best = min((x for x in trials if x <= largest), key=miss)
+    return SearchResult(masks[best], orders[0], miss(best) <= SLACK, trials)
 
 
 def _order(worths: Float[Tensor, " parts"], free: Bool[Tensor, " parts"]) -> Int[Tensor, " free"]:
     """Return the numbers of parts that are free, those of largest worth first."""
-    ranked = worths.masked_fill(~free, -torch.inf)
-    return ranked.argsort(descending=True, stable=True)[: int(free.sum())]
+    scores = worths.masked_fill(~free, -torch.inf)
+    return scores.argsort(descending=True, stable=True)[: int(free.sum())]
 
 
 def _first_found(holds: Callable[[int], bool], largest: int) -> int | None:

@@ -153,30 +153,30 @@ def cut_ends(worths: Float[Tensor, "rows layers"], deciding: Cases) -> Ranges:
 
     It is in bounds at the next tolerance as well. It is found by bisection.
     """
-    known: dict[str, bool] = {}
+    memo: dict[str, bool] = {}
 
-    def ranges_of(number: int) -> Ranges:
+    def ranges_of(i: int) -> Ranges:
         ranges = {}
         for row, of_row in zip(ROWS, worths, strict=True):
-            if (layers := trimmed(of_row, TOLERANCES[number])) is not None:
+            if (layers := trimmed(of_row, TOLERANCES[i])) is not None:
                 ranges[row] = layers
         return ranges
 
-    def is_good(number: int) -> bool:
-        if number == len(TOLERANCES):  # all that the model has restores everything
+    def is_good(i: int) -> bool:
+        if i == len(TOLERANCES):  # all that the model has restores everything
             return True
-        ranges = ranges_of(number)
-        if (key := str(ranges)) not in known:
+        ranges = ranges_of(i)
+        if (key := str(ranges)) not in memo:
             shares = _shares([ranges], [deciding])
-            known[key] = FIRST[0] <= float(shares.min()) and float(shares.max()) <= FIRST[1]
-        return known[key]
+            memo[key] = FIRST[0] <= float(shares.min()) and float(shares.max()) <= FIRST[1]
+        return memo[key]
 
     # The first tolerances that are too large, from the largest on.
-    number = 1 + last_true(lambda i: not (is_good(i) and is_good(i + 1)), len(TOLERANCES), -1)
-    if number == len(TOLERANCES):
+    first_good = 1 + last_true(lambda i: not (is_good(i) and is_good(i + 1)), len(TOLERANCES), -1)
+    if first_good == len(TOLERANCES):
         whole = (0, worths.shape[1] - 1)
         return {row: whole for row, of_row in zip(ROWS, worths, strict=True) if of_row.any()}
-    return ranges_of(number)
+    return ranges_of(first_good)
 
 
 def trimmed(worths: Float[Tensor, " layers"], tolerance: float) -> tuple[int, int] | None:
@@ -219,12 +219,12 @@ def drop(ranges: Ranges, finding: Sequence[Cases]) -> Ranges:
 
 def _fewest_rows(ranges: Ranges, costs: Callable[..., list[float]]) -> Ranges:
     """Return stages without rows that are not needed; `costs` are those of several tries."""
-    needed = set[Row]()
-    while len(ranges) > 1 and (rows := [row for row in ranges if row not in needed]):
+    essential = set[Row]()
+    while len(ranges) > 1 and (rows := [row for row in ranges if row not in essential]):
         tries = [_others(ranges, row) for row in rows]
         of_tries = costs(tries)
         # What is needed beside more stages is needed beside fewer.
-        needed |= {row for row, cost in zip(rows, of_tries, strict=True) if cost == torch.inf}
+        essential |= {row for row, cost in zip(rows, of_tries, strict=True) if cost == torch.inf}
         if min(of_tries) == torch.inf:
             break
         ranges = tries[of_tries.index(min(of_tries))]
@@ -241,10 +241,10 @@ def _shortened(
     cheap = sorted((c, one) for c, one in zip(of_ends, ends, strict=True) if c < torch.inf)
     # All that are cheap together, or the half of them that is cheapest, ...: side by side, since
     # one mask takes nearly as long as a few.
-    counts = [len(cheap) >> halved for halved in range(len(cheap).bit_length())]
+    counts = [len(cheap) >> halvings for halvings in range(len(cheap).bit_length())]
     tries = [x for n in counts if (x := _shorter(ranges, [one for _, one in cheap[:n]], size))]
-    fitting = [x for x, cost in zip(tries, costs(tries), strict=True) if cost < torch.inf]
-    return fitting[0] if fitting else None
+    fits = [x for x, cost in zip(tries, costs(tries), strict=True) if cost < torch.inf]
+    return fits[0] if fits else None
 
 
 def _shorter(
@@ -270,15 +270,15 @@ def _shares(
     if not tries:
         return torch.zeros(0, 1, dtype=torch.float64)
     masks = torch.stack([mask_of(cases[0].model, ranges) for ranges in tries]).cpu().double()
-    left, columns = torch.arange(len(tries)), list[Tensor]()
+    rows, columns = torch.arange(len(tries)), list[Tensor]()
     for of_template in cases:
-        shares = of_template.shares(masks[left])
+        shares = of_template.shares(masks[rows])
         column = torch.full((len(tries), shares.shape[1]), torch.nan, dtype=torch.float64)
-        column[left] = shares
+        column[rows] = shares
         columns.append(column)
         if bounds is not None:
-            left = left[(shares >= bounds[0]).all(1) & (shares <= bounds[1]).all(1)]
-            if not len(left):
+            rows = rows[(shares >= bounds[0]).all(1) & (shares <= bounds[1]).all(1)]
+            if not len(rows):
                 break
     return torch.cat(columns, 1)
 
@@ -315,12 +315,12 @@ def measured_stages(
     alone = _heads_alone(measuring.model, ranges, rows, scores)
     masks = [*without, *alone.values()]
     shares = measuring.faithfulness(torch.stack(masks).cpu().double()).tolist() if masks else []
-    named: dict[Row, list[tuple[str, float]]] = {row: [] for row in rows}
+    heads_of: dict[Row, list[tuple[str, float]]] = {row: [] for row in rows}
     for (row, name), f in zip(alone, shares[len(rows) :], strict=True):
-        named[row].append((name, f))
-        named[row].sort(key=lambda head: -head[1])
+        heads_of[row].append((name, f))
+        heads_of[row].sort(key=lambda head: -head[1])
     stages = [
-        StageOfLayers(row.kind, row.role, *ranges[row], f, tuple(named[row]))
+        StageOfLayers(row.kind, row.role, *ranges[row], f, tuple(heads_of[row]))
         for row, f in zip(rows, shares, strict=False)
     ]
     exist = measuring.model.places.exist

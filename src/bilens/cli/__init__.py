@@ -52,8 +52,8 @@ MODULES = {
 
 def main(args: list[str] | None = None) -> None:
     """Run one command; a mistake of the caller's ends with one message and status 1."""
-    given = sys.argv[1:] if args is None else args
-    as_json, call = JSON in given, None
+    words = sys.argv[1:] if args is None else args
+    as_json, call = JSON in words, None
     try:
         if sys.stdout is None:
             raise BilensError("standard output is closed; use > /dev/null to see nothing of it")
@@ -61,12 +61,12 @@ def main(args: list[str] | None = None) -> None:
         if isinstance(sys.stdout, TextIOWrapper):
             # Terminals of other encodings than UTF-8 show \u2581 instead of a letter.
             sys.stdout.reconfigure(errors="backslashreplace")
-        check_processes(given)
-        call = parse(given)
+        check_processes(words)
+        call = parse(words)
         # Mistakes in a file are said before torch is imported, and a model loaded.
         questions = call.keywords.get("questions")
         if questions or (questions is not None and "prompt" not in call.keywords):
-            check_questions(questions, each=given[:1] != ["flow-table"])
+            check_questions(questions, each=words[:1] != ["flow-table"])
         with (
             redirect_stdout(sys.stderr) if as_json else nullcontext(),
             files.file_errors(doing="used"),
@@ -111,25 +111,25 @@ def check_outputs(settings: Mapping[str, Any]) -> None:
 
     These are devices and named pipes, and a file that is also read, or written by another option.
     """
-    used: dict[str, str] = {}
-    for name, given in settings.items():
-        for value in () if name in OUTPUTS else _listed(given):
+    option_of: dict[str, str] = {}
+    for name, setting in settings.items():
+        for value in () if name in OUTPUTS else _listed(setting):
             if isinstance(value, str | os.PathLike) and os.path.isfile(value):  # noqa: PTH113
-                used[os.path.realpath(value)] = name
+                option_of[os.path.realpath(value)] = name
     for name in filter(OUTPUTS.__contains__, settings):
         for value in filter(None, _listed(settings[name])):
             path = files.check_target(value)
             # The numbers of a page are written beside it.
             numbers = [path.with_suffix(".json")] if path.suffix == ".html" else []
-            for written in (path, *numbers):
-                place = os.path.realpath(written)
+            for target in (path, *numbers):
+                place = os.path.realpath(target)
                 # Several outputs may share a folder.
-                if place in used and written.suffix and not written.is_dir():
+                if place in option_of and target.suffix and not target.is_dir():
                     raise BilensError(
-                        f"{flag_of(name)}={value} would overwrite {written}, which "
-                        f"{flag_of(used[place])} names too; choose another name"
+                        f"{flag_of(name)}={value} would overwrite {target}, which "
+                        f"{flag_of(option_of[place])} names too; choose another name"
                     )
-                used[place] = name
+                option_of[place] = name
 
 
 def _listed(value: Any) -> tuple[Any, ...]:
@@ -152,9 +152,9 @@ def parse(args: list[str]) -> Call:
     if "--version" in args:
         out.print(f"bilens {__version__}")
         sys.exit(0)
-    screen, refused = _Screen(args), StringIO()
+    screen, complaints = _Screen(args), StringIO()
     try:
-        with redirect_stdout(screen), redirect_stderr(refused):
+        with redirect_stdout(screen), redirect_stderr(complaints):
             if args and not args[0].startswith("-"):
                 text = TRAIN if args[0] == "train" else ""
                 return read_words(commands_of(*args), f"bilens {args[0]}", args[1:], text)
@@ -164,15 +164,15 @@ def parse(args: list[str]) -> Call:
         sys.exit(2)
     except SystemExit:
         sys.stdout.write(screen.getvalue())
-        sys.stderr.write(printable(refused.getvalue()) + misspelt(args, refused.getvalue()))
+        sys.stderr.write(printable(complaints.getvalue()) + misspelt(args, complaints.getvalue()))
         raise
 
 
 def misspelt(args: list[str], refused: str) -> str:
     """Return a line on words that are nearly options which are missing; tyro says only the rest."""
     missing, is_both, _ = refused.partition("Unrecognized options")
-    named = {*re.findall(r"--[\w-]+", missing)} - {"--help"}
-    pairs = [(word, near) for word in args if (near := get_close_matches(word, named, n=1))]
+    flags = {*re.findall(r"--[\w-]+", missing)} - {"--help"}
+    pairs = [(word, near) for word in args if (near := get_close_matches(word, flags, n=1))]
     lines = [f"{word} is no option; did you mean {near[0]}?\n" for word, near in pairs]
     return "".join(lines) if is_both else ""
 

@@ -135,13 +135,13 @@ def as_typed(message: str, settings: Mapping[str, Any]) -> str:
 
 def _argument_as_typed(settings: Mapping[str, Any], match: re.Match[str]) -> str:
     """Return an argument in a message as the option that it is, if it is one that was typed."""
-    name, given = match["name"] or match[0], match["value"]
+    name, text = match["name"] or match[0], match["value"]
     try:
-        value = ast.literal_eval(given or "True")
+        value = ast.literal_eval(text or "True")
     except (ValueError, SyntaxError):  # a word, or a long text that was cut
-        value = given
-    held = value if given else ""
-    options = [x for x in SHARED.get(name, (name,)) if str(held) in str(settings.get(x) or "")]
+        value = text
+    content = value if text else ""
+    options = [x for x in SHARED.get(name, (name,)) if str(content) in str(settings.get(x) or "")]
     (option,) = [*options, name][:1]
     # What stands in the lines of a file of questions was not typed as an option.
     is_of_a_line = option in OF_A_QUESTION and not settings.get(option)
@@ -209,8 +209,8 @@ def read_words(
         return app.cli(description=description, **settings)
     except SystemExit as ended:
         if refusal := refusal_behind(ended):
-            known = {name: None for command in commands.values() for name in command.options}
-            raise UsageError(as_typed(str(refusal), known)) from None
+            names = {name: None for command in commands.values() for name in command.options}
+            raise UsageError(as_typed(str(refusal), names)) from None
         raise
 
 
@@ -222,11 +222,11 @@ NUMBERS = tyro.constructors.ConstructorRegistry()
 def _number_or_path(info: tyro.constructors.PrimitiveTypeInfo) -> Any:
     if info.type not in (int, Path):
         return None
-    read = whole_number if info.type is int else path_of
+    parse = whole_number if info.type is int else path_of
     return tyro.constructors.PrimitiveConstructorSpec[Any](
         nargs=1,
         metavar=info.type.__name__.upper(),
-        instance_from_str=lambda args: read(args[0]),
+        instance_from_str=lambda args: parse(args[0]),
         is_instance=lambda value: isinstance(value, info.type) and not isinstance(value, bool),
         str_from_instance=lambda value: [str(value)],
     )

@@ -71,10 +71,10 @@ def show_table(
         words: how many columns hold words, which come first, or whether each does; words are at
             the left of their column, numbers at the right.
     """
-    rows, framed = list(rows), out.is_terminal
-    table = Table(box=box.HEAVY_HEAD if framed else None, pad_edge=framed)
-    for number, name in enumerate(header):
-        is_word = number < words if isinstance(words, int) else words[number]
+    rows, has_frame = list(rows), out.is_terminal
+    table = Table(box=box.HEAVY_HEAD if has_frame else None, pad_edge=has_frame)
+    for i, name in enumerate(header):
+        is_word = i < words if isinstance(words, int) else words[i]
         justify = "left" if is_word else "right"
         table.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
     for row in rows:
@@ -83,12 +83,12 @@ def show_table(
         out.print(title)
     columns = zip(header, *rows, strict=True)
     longest = [max(map(len, " ".join(cells).split()), default=0) for cells in columns]
-    if framed and sum(longest) + 3 * len(longest) + 1 > out.width:
+    if has_frame and sum(longest) + 3 * len(longest) + 1 > out.width:
         # Too narrow for the longest word of each column: a line for each row.
         for row in rows:
             cells = zip(header, row, strict=True)
-            named = ", ".join(f"{name} {cell}" for name, cell in cells if cell)
-            out.print(named, soft_wrap=False)
+            pairs = ", ".join(f"{name} {cell}" for name, cell in cells if cell)
+            out.print(pairs, soft_wrap=False)
     else:
         out.print(table)
 

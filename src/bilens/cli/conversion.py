@@ -62,16 +62,16 @@ def process(
     from bilens.convert.loading import find_tokenizer
     from bilens.files import write_json
 
-    opened: Any = bilens.convert.open_model(model).to(choose_device(device))  # type: ignore[arg-type]
-    tokenizer = find_tokenizer(model, opened)
+    network: Any = bilens.convert.open_model(model).to(choose_device(device))  # type: ignore[arg-type]
+    tokenizer = find_tokenizer(model, network)
     # In place: two copies of a large model may not fit.
-    opened, report = bilens.convert.process(opened, steps or None, in_place=True)
-    bilens.convert.save_model(output, opened, tokenizer)
+    network, report = bilens.convert.process(network, steps or None, in_place=True)
+    bilens.convert.save_model(output, network, tokenizer)
     write_json(output / "processing.json", report.record())
-    done = {step: f"{len(folded)} times" for step, folded in report.folded.items()}
+    outcomes = {step: f"{len(places)} times" for step, places in report.folded.items()}
     for step, reason in report.refused.items():
-        done[step] = f"{done.get(step, 'no')}: {reason}"
-    show_table(("step", "applied"), done.items(), words=2)
+        outcomes[step] = f"{outcomes.get(step, 'no')}: {reason}"
+    show_table(("step", "applied"), outcomes.items(), words=2)
     if report.untied:
         out.print("embedding and unembedding were one matrix and are two now")
     if not report.loads_in_transformers:
@@ -124,11 +124,11 @@ def anneal(
     state = this_process(cpu=cpu)
     begin = partial(check_begin, output, resume=resume, report_to=training.report_to)
     from_main_process(begin)
-    opened, tokenizer = _open(model)
-    _check_length(opened, training.length)
-    gated_mlps(opened)
+    network, tokenizer = _open(model)
+    _check_length(network, training.length)
+    gated_mlps(network)
     corpus = _texts(data, tokenizer, training.length, data_dir, shortest=shortest)
-    history = linearise.anneal(opened, corpus, training, output, resume=resume, use_cpu=cpu)
+    history = linearise.anneal(network, corpus, training, output, resume=resume, use_cpu=cpu)
     if not state.is_main_process:
         return None
     # Not every record of the history is of a validation.
@@ -204,7 +204,7 @@ def linearise(
     from bilens.train.trainer import shape_of
 
     distillation = Distillation(steps=steps)
-    opened, tokenizer, learned, measured = _begin(
+    network, tokenizer, train_texts, validation = _begin(
         model,
         data,
         data_dir,
@@ -214,29 +214,29 @@ def linearise(
         held_out=held_out,
         device=device,
         low_memory=low_memory,
-        ready=lambda opened: lines.gated_layers(opened, layers, budget),
+        ready=lambda network: lines.gated_layers(network, layers, budget),
     )
-    texts = _first_tokens(tensorise.interleaved(learned), tokens, length)
-    measurements = tensorise.Measurements(output, stages.sharing_copy(opened), measured)
+    texts = _first_tokens(tensorise.interleaved(train_texts), tokens, length)
+    measurements = tensorise.Measurements(output, stages.sharing_copy(network), validation)
     record = {**asdict(distillation), "layers": layers, "budget": budget}
-    record["model"] = shape_of(opened.config)
+    record["model"] = shape_of(network.config)
     with stages.open_stages(output, record, texts, resume=resume) as folder:
-        measurements.add("original", opened)
-        linearised = lines.linearise(
-            opened,
+        measurements.add("original", network)
+        result = lines.linearise(
+            network,
             texts,
-            torch.cat(list(measured.values())),
+            torch.cat(list(validation.values())),
             layers,
             budget=budget,
             distillation=distillation,
             run=folder / "gates",
         )
-    measurements.add("gates", opened)
+    measurements.add("gates", network)
     if not this_process().is_main_process:
         return None
-    bilens.convert.save_model(output, opened, tokenizer)
-    shown = _show_linearised(linearised)
-    return {"model": output, **shown, "stages": _show(measurements.finish(opened), output)}
+    bilens.convert.save_model(output, network, tokenizer)
+    summary = _show_linearised(result)
+    return {"model": output, **summary, "stages": _show(measurements.finish(network), output)}
 
 
 def _first_tokens(texts: "Tensor", tokens: int, length: int) -> "Tensor":
@@ -251,28 +251,28 @@ def _first_tokens(texts: "Tensor", tokens: int, length: int) -> "Tensor":
     return texts
 
 
-def _show_linearised(linearised: "Linearised") -> dict[str, Any]:
+def _show_linearised(result: "Linearised") -> dict[str, Any]:
     """Print the loss with each layer linear alone, and with all of them; return the numbers."""
     rows = []
-    for layer, loss in linearised.alone.items():
-        fit = linearised.fits.get(layer)
+    for layer, loss in result.alone.items():
+        fit = result.fits.get(layer)
         distance = "" if fit is None else f"{fit.distance:.3f}"
-        rise = signed(loss - linearised.before, ".4f")
+        rise = signed(loss - result.before, ".4f")
         rows.append((str(layer), "yes" if fit else "no", f"{loss:.4f}", rise, distance))
     header = ("layer", "linear", "loss alone", "rise", "distance of the MLP's output")
     show_table(header, rows, words=2)
-    worst = sorted(linearised.alone, key=lambda layer: -linearised.alone[layer])[:5]
+    worst = sorted(result.alone, key=lambda layer: -result.alone[layer])[:5]
     out.print(f"layers that suffer most: {', '.join(map(str, worst))}")
     out.print(
-        f"linear: {len(linearised.layers)} of {len(linearised.alone)} layers; "
-        f"{linearised.after:.4f} nats a token, {linearised.before:.4f} before"
+        f"linear: {len(result.layers)} of {len(result.alone)} layers; "
+        f"{result.after:.4f} nats a token, {result.before:.4f} before"
     )
     return {
-        "layers": linearised.layers,
-        "loss_before": linearised.before,
-        "loss": linearised.after,
-        "loss_alone": linearised.alone,
-        "distances": {layer: fit.distance for layer, fit in linearised.fits.items()},
+        "layers": result.layers,
+        "loss_before": result.before,
+        "loss": result.after,
+        "loss_alone": result.alone,
+        "distances": {layer: fit.distance for layer, fit in result.fits.items()},
     }
 
 
@@ -305,10 +305,10 @@ def tensorise(
         low_memory: leave weights and streams in files, except for those of one layer.
     """
     output = own_place(output, _place("tensor", model), resume=resume)
-    squared = ("attention", ("squared",))
+    squares = ("attention", ("squared",))
     needs = {
-        "pattern_steps": squared,
-        "pattern_batch": squared,
+        "pattern_steps": squares,
+        "pattern_batch": squares,
         "layer_steps": ("mlp", ("bilinear",)),
     }
     check_effects(training, needs)
@@ -322,11 +322,11 @@ def tensorise(
     from bilens.train import linearise as lines
     from bilens.train import tensorise as stages
 
-    def ready(opened: Any) -> None:
+    def ready(network: Any) -> None:
         if training.mlp == "bilinear":
-            lines.gated_layers(opened)
+            lines.gated_layers(network)
 
-    opened, tokenizer, learned, measured = _begin(
+    network, tokenizer, train_texts, validation = _begin(
         model,
         data,
         data_dir,
@@ -338,19 +338,19 @@ def tensorise(
         low_memory=low_memory,
         ready=ready,
     )
-    tensorised = stages.tensorise(
-        opened,
+    result = stages.tensorise(
+        network,
         tokenizer,
-        measured,
+        validation,
         training,
         output,
-        texts=stages.interleaved(learned) if learned else None,
+        texts=stages.interleaved(train_texts) if train_texts else None,
         resume=resume,
         use_cpu=device == "cpu",
     )
     if not this_process().is_main_process:
         return None
-    return {"model": output, "stages": _show(tensorised, output)}
+    return {"model": output, "stages": _show(result, output)}
 
 
 def _place(kind: str, model: str) -> Path:
@@ -420,15 +420,15 @@ def _begin(
     names = [Path(c.name).name for c in corpora]  # a card shows no folder of this machine
     if len(set(names)) < len(names):
         raise BilensError(f"--data has names {names}, expected each once")
-    validated = [c.validation[:n_held_out]["input_ids"] for c in corpora]
-    learned = [c.train[:n_texts]["input_ids"] for c in corpora]
-    measured = dict(zip(names, validated, strict=True))
-    return model.to(choose_device(device)), tokenizer, learned, measured
+    validation_texts = [c.validation[:n_held_out]["input_ids"] for c in corpora]
+    train_texts = [c.train[:n_texts]["input_ids"] for c in corpora]
+    validation = dict(zip(names, validation_texts, strict=True))
+    return model.to(choose_device(device)), tokenizer, train_texts, validation
 
 
-def _show(tensorised: Any, output: Path) -> Any:
+def _show(result: Any, output: Path) -> Any:
     """Print the agreement with the original after each stage, and return it."""
-    frame = tensorised.frame()
+    frame = result.frame()
     rows = [
         (stage, text, f"{loss:.4f}", f"{rise:+.4f}", f"{kl:.4f}", f"{top1:.1%}")
         for stage, text, loss, rise, kl, top1 in frame.itertuples(index=False)

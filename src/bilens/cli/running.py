@@ -147,14 +147,14 @@ def report(
     from bilens.pages.model import report_readings
 
     check_data(model, data, data_dir)
-    opened = load(model, device=choose_device(device))
-    readings = report_readings(opened, settings, source=model, add=add)
-    drawn = write_report(page, readings, title=f"{folder.name}, read from its weights")
+    network = load(model, device=choose_device(device))
+    readings = report_readings(network, settings, source=model, add=add)
+    figures_by_name = write_report(page, readings, title=f"{folder.name}, read from its weights")
     out.print(f"report: {page}")
     if figures:
-        save_figures(drawn, page.parent / "figures", figures)
+        save_figures(figures_by_name, page.parent / "figures", figures)
         out.print(f"figures: {page.parent / 'figures'}")
-    return {"report": page, "figures": list(drawn)}
+    return {"report": page, "figures": list(figures_by_name)}
 
 
 def explore(
@@ -190,9 +190,9 @@ def explore(
 
     # A Space starts its own explorer, so nothing is read here.
     if space is not None:
-        unused: dict[str, Any] = {"data_dir": data_dir, "host": host, "port": port}
-        unused |= {"open_browser": open_browser, "add": add, "device": device}
-        for name, value in unused.items():
+        server_options: dict[str, Any] = {"data_dir": data_dir, "host": host, "port": port}
+        server_options |= {"open_browser": open_browser, "add": add, "device": device}
+        for name, value in server_options.items():
             if value != inspect.signature(explore).parameters[name].default:
                 raise BilensError(
                     f"{flag_of(name)}={value} has no effect with --space, which starts "
@@ -234,17 +234,17 @@ def graph(
     from bilens.figures.sheet import save_figure
     from bilens.flows import load_graph
 
-    opened = load_graph(file).pin(*pin)
-    show_reading(opened)
+    reading = load_graph(file).pin(*pin)
+    show_reading(reading)
     if output is not None:
-        write_reading(opened, output, f"bilens graph {file}")
+        write_reading(reading, output, f"bilens graph {file}")
     if figure is not None:
-        save_figure(opened.plot(), figure)
+        save_figure(reading.plot(), figure)
     if save_graph is not None:
-        opened.save(save_graph)
-    for written in filter(None, (output, figure, save_graph)):
-        out.print(f"written: {written}")
-    return opened.record()
+        reading.save(save_graph)
+    for path in filter(None, (output, figure, save_graph)):
+        out.print(f"written: {path}")
+    return reading.record()
 
 
 def doctor() -> dict[str, Any]:
@@ -264,11 +264,11 @@ def doctor() -> dict[str, Any]:
     if optional["triton"] is not None and (problem := triton_problem()) is not None:
         optional["triton"] = f"{problem}; the chunked kernel is used"
     data = os.environ.get("BILENS_DATA")
-    needed = ("torch", "transformers", "datasets", "tokenizers", "accelerate", "matplotlib", "tyro")
+    names = ("torch", "transformers", "datasets", "tokenizers", "accelerate", "matplotlib", "tyro")
     devices = {"cpu": f"{torch.get_num_threads()} threads of torch, {os.cpu_count()} cores"}
-    for number in range(torch.cuda.device_count()):
-        card = torch.cuda.get_device_properties(number)
-        devices[f"cuda:{number}"] = f"{card.name}, {card.total_memory / 2**30:.0f} GiB"
+    for i in range(torch.cuda.device_count()):
+        card = torch.cuda.get_device_properties(i)
+        devices[f"cuda:{i}"] = f"{card.name}, {card.total_memory / 2**30:.0f} GiB"
     if torch.backends.mps.is_available():
         devices["mps"] = "Apple"
     checks: dict[str, Any] = {
@@ -276,7 +276,7 @@ def doctor() -> dict[str, Any]:
             "bilens": __version__,
             "python": platform.python_version(),
             "system": platform.platform(),
-            **{name: _version(name) for name in needed},
+            **{name: _version(name) for name in names},
         },
         "devices": devices,
         "places": {
@@ -411,9 +411,9 @@ def reproduce(
     check_own(output / f"{recipe}.html")
     if str(FOLDER.parent) not in sys.path:
         sys.path.insert(0, str(FOLDER.parent))
-    running = importlib.import_module("experiments.running")
-    context = running.RecipeContext(scale, output / "models", data_dir, seeds, seed)
-    record: dict[str, Any] = running.run_recipe(recipe, context, output, write=write)
+    runner = importlib.import_module("experiments.running")
+    context = runner.RecipeContext(scale, output / "models", data_dir, seeds, seed)
+    record: dict[str, Any] = runner.run_recipe(recipe, context, output, write=write)
     if rows := record["rows"]:
         show_table(list(rows[0]), [list(row.values()) for row in rows])
     out.print(f"page: {output / recipe}.html, numbers: {output / recipe}.json")

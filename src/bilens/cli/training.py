@@ -83,16 +83,16 @@ def train_images(
         check_begin(run, resume=resume)
     images = load_images(data, data_dir).to(choose_device(device))
     sizes = {"n_inputs": images.n_inputs, "n_classes": images.n_classes}
-    shown = {"image_shape": images.shape, "class_names": images.class_names}
-    config = ClassifierConfig(**asdict(architecture) | sizes | shown)
+    labels = {"image_shape": images.shape, "class_names": images.class_names}
+    config = ClassifierConfig(**asdict(architecture) | sizes | labels)
     if seeds == 1:
-        trained = [train_classifier(config, images, training, run, resume=resume)]
+        results = [train_classifier(config, images, training, run, resume=resume)]
         runs = [run]
     else:
         numbers = range(training.seed, training.seed + seeds)
-        trained = train_classifiers(config, images, training, numbers, run, resume=resume)
+        results = train_classifiers(config, images, training, numbers, run, resume=resume)
         runs = [run / f"seed-{seed}" for seed in numbers]
-    accuracies = [history[-1]["test_accuracy"] for _, history in trained]
+    accuracies = [history[-1]["test_accuracy"] for _, history in results]
     for folder, accuracy in zip(runs, accuracies, strict=True):
         out.print(f"{folder}: test accuracy {accuracy:.2%}")
     mean, spread = statistics.mean(accuracies), None
@@ -101,8 +101,8 @@ def train_images(
         out.print(
             f"{len(accuracies)} seeds: {mean:.2%} on average, standard deviation {spread:.2%}"
         )
-    by_run = dict(zip(map(str, runs), accuracies, strict=True))
-    return {"test_accuracy": mean, "standard_deviation": spread, "runs": by_run}
+    accuracy_of = dict(zip(map(str, runs), accuracies, strict=True))
+    return {"test_accuracy": mean, "standard_deviation": spread, "runs": accuracy_of}
 
 
 def train_language(
@@ -142,8 +142,8 @@ def train_language(
         resume: continue an earlier training in output.
     """
     run = own_place(output, f"runs/{Path(data).resolve().name}", resume=resume)
-    rotary, normed = ("positions", ("rotary",)), ("norm", ("scalar", "rms", "layer"))
-    check_effects(model, {"rope_base": rotary, "rope_bfloat16": rotary, "norm_eps": normed})
+    rotary, norms = ("positions", ("rotary",)), ("norm", ("scalar", "rms", "layer"))
+    check_effects(model, {"rope_base": rotary, "rope_bfloat16": rotary, "norm_eps": norms})
     check_precision(model.attention, training.precision)
 
     from bilens.data import load_corpus
@@ -161,8 +161,8 @@ def train_language(
     begin = partial(check_begin, run, resume=resume, report_to=training.report_to)
     from_main_process(begin)
     if state.is_main_process and data not in LANGUAGES:
-        done = {"none": "kept as they are", "tinystories": "cleaned, lower-case ASCII on one line"}
-        out.print(f"texts of {Path(data).name}: {done[clean or cleaning_of(data)]} (--clean)")
+        words = {"none": "kept as they are", "tinystories": "cleaned, lower-case ASCII on one line"}
+        out.print(f"texts of {Path(data).name}: {words[clean or cleaning_of(data)]} (--clean)")
     # One process fills the cache of token ids, and the others open it.
     with state.main_process_first():
         corpus = load_corpus(
@@ -170,13 +170,13 @@ def train_language(
         )
     # A small corpus may have fewer tokens than were asked for.
     config.vocab_size = len(corpus.tokenizer)
-    trained, history = language.train_language(
+    network, history = language.train_language(
         config, corpus, training, run, resume=resume, use_cpu=use_cpu
     )
     if not state.is_main_process:
         return None
     loss = next(r["eval_loss"] for r in reversed(history) if "eval_loss" in r)
-    size = sum(parameter.numel() for parameter in trained.parameters())
+    size = sum(parameter.numel() for parameter in network.parameters())
     out.print(f"{run}: {size:,} parameters, validation loss {loss:.4f} nats a token")
     return {"run": run, "parameters": size, "validation_loss": loss}
 
@@ -184,20 +184,20 @@ def train_language(
 def check_effects(settings: Any, needs: Mapping[str, tuple[str, tuple[str, ...]]]) -> None:
     """Raise if a setting was given that has no effect without one of some values of another."""
     for name, (other, values) in needs.items():
-        given, default = getattr(settings, name), getattr(type(settings), name)
-        if given != default and getattr(settings, other) not in values:
+        value, default = getattr(settings, name), getattr(type(settings), name)
+        if value != default and getattr(settings, other) not in values:
             raise BilensError(
-                f"{name}={given} has no effect with {other}={getattr(settings, other)}, expected "
+                f"{name}={value} has no effect with {other}={getattr(settings, other)}, expected "
                 f"{other}={' or '.join(values)}; leave {name} out"
             )
 
 
 def of_preset(words: Sequence[str]) -> Mapping[str, Any]:
     """Return the settings of the preset in the words of a command line, by their parameters."""
-    known = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     # Before the real parser, whose defaults depend on the preset.
-    known.add_argument("--preset")
-    known.add_argument("--data", default="grammar")
-    given, _ = known.parse_known_args(words)
-    preset = PRESETS.get(given.preset or ("grammar" if given.data == "grammar" else "tiny"))
+    parser.add_argument("--preset")
+    parser.add_argument("--data", default="grammar")
+    arguments, _ = parser.parse_known_args(words)
+    preset = PRESETS.get(arguments.preset or ("grammar" if arguments.data == "grammar" else "tiny"))
     return {} if preset is None else {"model": preset.model, "training": preset.training}

@@ -54,8 +54,8 @@ def load_adapter(path: Path | str, base: nn.Module) -> dict[str, Change]:
     parts: dict[str, dict[str, Tensor]] = {}
     changes: dict[str, Change] = {}
     for key, tensor in tensors.items():
-        if found := PART.match(key):
-            parts.setdefault(found["module"], {})[found["part"]] = tensor
+        if match := PART.match(key):
+            parts.setdefault(match["module"], {})[match["part"]] = tensor
             continue
         name = re.sub(r"^(?:base_model\.model\.)?|\.modules_to_save(?:\.default)?", "", key)
         is_own, name = ".base_layer." in name, name.replace(".base_layer.", ".")
@@ -93,10 +93,10 @@ def _check_untied(changes: Mapping[str, Change], base: nn.Module) -> None:
     for name, parameter in base.named_parameters(remove_duplicate=False):
         uses.setdefault(id(parameter), []).append(name)
     for names in uses.values():
-        if len(names) > 1 and (changed := [name for name in names if name in changes]):
-            others = ", ".join(name for name in names if name != changed[0])
+        if len(names) > 1 and (matches := [name for name in names if name in changes]):
+            others = ", ".join(name for name in names if name != matches[0])
             raise BilensError(
-                f"the adapter changes {changed[0]}, which the base model ties to {others}, and "
+                f"the adapter changes {matches[0]}, which the base model ties to {others}, and "
                 "PEFT changes one of both alone; merge it into a model, and compare the models"
             )
 
@@ -134,9 +134,9 @@ def _change(
         return A, scale * B
     # DoRA: each row has a length of its own.
     axis = 0 if config.get("fan_in_fan_out") else 1
-    tuned = weight.to(wide) + scale * B @ A
-    length = tuned.norm(dim=axis, keepdim=True)
-    return magnitude.to(wide).reshape(length.shape) * tuned / length
+    weights = weight.to(wide) + scale * B @ A
+    length = weights.norm(dim=axis, keepdim=True)
+    return magnitude.to(wide).reshape(length.shape) * weights / length
 
 
 def _of_module(module: str, pattern: object, default: object) -> float:

@@ -23,19 +23,19 @@ LARGEST = 127
 
 def round_rows(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return matrices as int8 with the scale of each row, and all other weights as they are."""
-    stored: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for name, weight in weights.items():
         if weight.ndim != 2:
-            stored[name] = weight
+            tensors[name] = weight
             continue
         # In half precision a scale is so coarse that 127 of its steps would leave int8.
         numbers = weight.to(torch.promote_types(weight.dtype, torch.float32))
         # A row of zeros has the scale 1.
         largest = numbers.abs().amax(dim=1, keepdim=True)
         scale = torch.where(largest > 0, largest / LARGEST, 1.0)
-        stored[name + ROWS] = (numbers / scale).round().to(torch.int8)
-        stored[name + SCALE] = scale
-    return stored
+        tensors[name + ROWS] = (numbers / scale).round().to(torch.int8)
+        tensors[name + SCALE] = scale
+    return tensors
 
 
 def restore_rows(stored: Mapping[str, Tensor], source: str | Path) -> dict[str, Tensor]:

@@ -145,8 +145,8 @@ def _gated_mlp(name: str, module: Any) -> MLP | None:
         return MLP(name, module, *maps, "act_fn")
     if {"gate_up_proj", "down_proj", "activation_fn"} <= parts:
         # Phi-3 stacks the two maps in one matrix, the gate first.
-        both = linear("gate_up_proj")
-        gate, up = (replace(both, rows=rows) for rows in torch.arange(both.n_out).chunk(2))
+        pair = linear("gate_up_proj")
+        gate, up = (replace(pair, rows=rows) for rows in torch.arange(pair.n_out).chunk(2))
         return MLP(name, module, up, gate, linear("down_proj"), "activation_fn")
     return None
 
@@ -307,9 +307,9 @@ def best_line(sums: Float64[Tensor, "six hidden"]) -> Line:
     a = (S_gact * S_1 - S_act * S_g) / det
     b = (S_gg * S_act - S_g * S_gact) / det
     # E[(act - a g - b)^2 u^2], expanded into the sums
-    remaining = S_actact - 2 * (a * S_gact + b * S_act)
-    remaining = remaining + a * a * S_gg + 2 * a * b * S_g + b * b * S_1
-    share = float(remaining.clamp_min(0).sum() / S_actact.sum().clamp_min(tiny))
+    error = S_actact - 2 * (a * S_gact + b * S_act)
+    error = error + a * a * S_gg + 2 * a * b * S_g + b * b * S_1
+    share = float(error.clamp_min(0).sum() / S_actact.sum().clamp_min(tiny))
     return Line(a.float(), b.float(), share)
 
 

@@ -118,14 +118,14 @@ def gguf_model(
         _check_values(path, name, values)
         # Files have other layouts for some families: rows of queries and keys are in the order of
         # neighbouring rotary pairs, and the norms of Gemma have the 1 of 1 + w added.
-        processed = processor.process(
+        result = processor.process(
             weights=values,
             name=name,
             tensor_key_mapping=names,
             parsed_parameters={"tensors": state},
         )
-        if processed.name is not None:  # otherwise the processor has put it into `state`
-            state[names[processed.name]] = torch.from_numpy(np.ascontiguousarray(processed.weights))
+        if result.name is not None:  # otherwise the processor has put it into `state`
+            state[names[result.name]] = torch.from_numpy(np.ascontiguousarray(result.weights))
     # By from_pretrained, which ties weights and reports those that are missing.
     with reading_files(path):
         model, report = kind.from_pretrained(
@@ -155,8 +155,8 @@ class _Spilled(dict[str, Tensor]):
             prefix=UNFINISHED, dir=self._folder, ignore_cleanup_errors=True
         ) as folder:
             file = str(Path(folder) / "weight")
-            shared = torch.from_file(file, True, values.numel(), dtype=self._dtype)
-            shared.copy_(values.flatten())
+            copy = torch.from_file(file, True, values.numel(), dtype=self._dtype)
+            copy.copy_(values.flatten())
             # Private now: a change of the weight is one in memory.
             private = torch.from_file(file, False, values.numel(), dtype=self._dtype)
         super().__setitem__(name, private.view(values.shape))
@@ -188,19 +188,19 @@ def _config(header: Header) -> Any:
         )
     architecture, prefix = ARCHITECTURES[name], f"{name}."
     own = [key for key in header.settings if key.startswith(prefix)]
-    given = {key.removeprefix(prefix): header.settings[key] for key in own}
-    missing = sorted(architecture.settings.keys() - given.keys())
+    settings = {key.removeprefix(prefix): header.settings[key] for key in own}
+    missing = sorted(architecture.settings.keys() - settings.keys())
     if missing:
         raise CheckpointError(
             f"{path} lacks the settings {', '.join(f'{name}.{key}' for key in missing)}: it is "
             "damaged, or from a program older than these settings. Convert the model again."
         )
-    renamed = architecture.renamed
+    names = architecture.renamed
     values: dict[str, Any] = {}
     for key, setting in (architecture.settings | architecture.optional).items():
-        if key in given:
-            _check_setting(path, f"{name}.{key}", setting, given.pop(key))
-            values[renamed.get(setting, setting)] = header.settings[f"{name}.{key}"]
+        if key in settings:
+            _check_setting(path, f"{name}.{key}", setting, settings.pop(key))
+            values[names.get(setting, setting)] = header.settings[f"{name}.{key}"]
     embedding = header.tensors.get("token_embd.weight")
     if embedding is None:
         raise CheckpointError(f"{path} has no tensor token_embd.weight, the embedding of tokens")
@@ -218,15 +218,15 @@ def _config(header: Header) -> Any:
     with reading_files(path):
         config = AutoConfig.for_model(architecture.model_type, **values)
     # Layers of the models with 27 billion weights, whose queries are scaled by d_model / n_heads.
-    scaled = {"gemma2": 46, "gemma3": 62}
-    if name in scaled:
+    layers_of = {"gemma2": 46, "gemma3": 62}
+    if name in layers_of:
         # The format has no setting for the scale of scores of Gemma. The largest size differs from
         # the others, and is recognised by its number of layers, as in llama.cpp.
         config.query_pre_attn_scalar = config.head_dim
-        if layers == scaled[name]:
+        if layers == layers_of[name]:
             config.query_pre_attn_scalar = config.hidden_size // config.num_attention_heads
-    _apply_scaling(header, config, given)
-    _check_rest(header, config, given)
+    _apply_scaling(header, config, settings)
+    _check_rest(header, config, settings)
     return config
 
 
@@ -257,15 +257,15 @@ def _special_tokens(header: Header, vocab_size: int) -> dict[str, int | None]:
     special: dict[str, int | None] = {}
     for key, name in (("bos", "bos"), ("eos", "eos"), ("padding", "pad")):
         special[f"{name}_token_id"] = None
-        number = settings.get(f"tokenizer.ggml.{key}_token_id")
-        if number is None:
+        token = settings.get(f"tokenizer.ggml.{key}_token_id")
+        if token is None:
             continue
-        if type(number) is not int or not 0 <= number < vocab_size:
+        if type(token) is not int or not 0 <= token < vocab_size:
             raise CheckpointError(
-                f"{path} has tokenizer.ggml.{key}_token_id={number!r:.80}, expected 0 to "
+                f"{path} has tokenizer.ggml.{key}_token_id={token!r:.80}, expected 0 to "
                 f"{vocab_size - 1}"
             )
-        special[f"{name}_token_id"] = number
+        special[f"{name}_token_id"] = token
     return special
 
 
@@ -335,11 +335,11 @@ def _check_tensors(header: Header, names: Mapping[str, str], empty: nn.Module) -
     present = {names[name] for name in header.tensors if name in names}
     theirs = {names[name]: name for name in names}
     missing = sorted(theirs.get(name, name) for name in parameters.keys() - present)
-    for complaint, listed in (("unknown", unknown), ("missing", missing)):
-        if listed:
+    for complaint, tensors in (("unknown", unknown), ("missing", missing)):
+        if tensors:
             raise CheckpointError(
-                f"{header.path}: {complaint} tensors: {', '.join(listed[:5])}"
-                f"{f' and {len(listed) - 5} more' * (len(listed) > 5)}. It is no complete "
+                f"{header.path}: {complaint} tensors: {', '.join(tensors[:5])}"
+                f"{f' and {len(tensors) - 5} more' * (len(tensors) > 5)}. It is no complete "
                 f"{header.architecture} model by its settings; fetch it again."
             )
     for name, tensor in header.tensors.items():
@@ -360,13 +360,13 @@ def _dequantised(
     content = np.memmap(header.path, dtype=np.uint8, mode="r").view(np.ndarray)
     for name in header.tensors if names is None else names:
         tensor = header.tensors[name]
-        stored = content[None, tensor.start : tensor.start + tensor.size]
+        data = content[None, tensor.start : tensor.start + tensor.size]
         # 8192 blocks at a time: few calls, and arrays that stay in a cache.
         step = 8192 * gguf.GGML_QUANT_SIZES[tensor.kind][1]
         try:
             # As single rows: gguf takes 16 rows at a time, which are short in most models.
             parts = [
-                gguf.dequantize(stored[:, start : start + step], tensor.kind)[0]
+                gguf.dequantize(data[:, start : start + step], tensor.kind)[0]
                 for start in range(0, tensor.size, step)
             ]
         except NotImplementedError as error:

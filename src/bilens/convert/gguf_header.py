@@ -104,12 +104,12 @@ class _HeaderReader:
             expected = _rounded_up(tensor.start + tensor.size, alignment)
         # Tensors begin at the first aligned byte after the table.
         begin = _rounded_up(self.place, alignment)
-        placed = {name: replace(part, start=begin + part.start) for name, part in tensors.items()}
-        end = max((part.start + part.size for part in placed.values()), default=begin)
+        parts = {name: replace(part, start=begin + part.start) for name, part in tensors.items()}
+        end = max((part.start + part.size for part in parts.values()), default=begin)
         # Writers may or may not pad the last tensor, so both lengths are complete files.
         if not end <= self.size <= _rounded_up(end, alignment):
             raise self.damaged(f"has {self.size:,} bytes, expected {end:,}")
-        return Header(self.path, settings, placed)
+        return Header(self.path, settings, parts)
 
     def tensor(self, name: str) -> TensorInfo:
         """Read an entry of the table after its name; its start is after the table."""
@@ -120,10 +120,10 @@ class _HeaderReader:
         shape = tuple(self.number("Q") for _ in range(n_axes))[::-1]
         if not all(0 < size < 2**31 for size in shape):
             raise self.damaged(f"has {name} of shape {shape}")
-        number, start = self.number("I"), self.number("Q")
-        if number not in set(gguf.GGMLQuantizationType):
-            raise self.damaged(f"has {name} in format {number}, which is not known")
-        kind = gguf.GGMLQuantizationType(number)
+        code, start = self.number("I"), self.number("Q")
+        if code not in set(gguf.GGMLQuantizationType):
+            raise self.damaged(f"has {name} in format {code}, which is not known")
+        kind = gguf.GGMLQuantizationType(code)
         block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
         if shape[-1] % block:
             raise self.damaged(f"has {name} in rows of {shape[-1]}, expected blocks of {block}")

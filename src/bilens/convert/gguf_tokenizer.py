@@ -80,7 +80,7 @@ def gguf_tokenizer(path: Path, model: PreTrainedModel) -> PreTrainedTokenizerBas
 
 def _cut_by(rules: _Rules, backend: Any) -> None:
     """Let a tokenizer of the library tokenizers cut texts by rules."""
-    cuts = [pre_tokenizers.Split(Regex(cut), behavior="isolated") for cut in rules.cuts]
+    cuts = [pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in rules.cuts]
     letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.pre_tokenizer = pre_tokenizers.Sequence([*cuts, letters])
     backend.model.ignore_merges = rules.words_are_whole

@@ -69,9 +69,9 @@ def without_softmax(model: LanguageModel) -> LanguageModel:
 
 def _filled(model: Any, weights: dict[str, Tensor]) -> LanguageModel:
     """Return a model without memory of its own, with these weights."""
-    tied = model.config.tie_word_embeddings
-    model.load_state_dict(weights, strict=not tied, assign=True)
-    if tied:
+    is_tied = model.config.tie_word_embeddings
+    model.load_state_dict(weights, strict=not is_tied, assign=True)
+    if is_tied:
         model.unembed.weight = model.embed.weight
     return model.eval()
 
@@ -111,8 +111,8 @@ def _config(config: Any, modules: Modules) -> LanguageConfig:
             f"{mlp.name} has the activation {activation}, expected SiLU or a linear one; "
             "`bilens linearise` makes any gate linear"
         )
-    biased = any(part.bias() is not None for part in (*heads.reads, heads.out))
-    mlp_biased = any(part.bias() is not None for part in (*mlp.reads, mlp.down))
+    has_bias = any(part.bias() is not None for part in (*heads.reads, heads.out))
+    mlp_has_bias = any(part.bias() is not None for part in (*mlp.reads, mlp.down))
     assert isinstance(heads.norm, Norm)
     return LanguageConfig(
         vocab_size=modules.embed.module.num_embeddings,
@@ -125,8 +125,8 @@ def _config(config: Any, modules: Modules) -> LanguageConfig:
         mlp=gate,
         norm="rms",
         norm_eps=heads.norm.eps,
-        bias=biased,
-        mlp_bias="all" if mlp_biased else "none",
+        bias=has_bias,
+        mlp_bias="all" if mlp_has_bias else "none",
         rope_base=rope.get("rope_theta", 10_000.0),
         tie_word_embeddings=bool(config.tie_word_embeddings),
         bos_token_id=config.bos_token_id,
@@ -146,8 +146,8 @@ def _weights(copy: LanguageModel, modules: Modules) -> Any:
     """Yield the weights of the copy by their names."""
     maps: dict[str, Any] = {}
     norms: dict[str, Any] = {"norm": modules.norm}
-    for number, layer in enumerate(modules.layers):
-        name, heads, mlp = f"blocks.{number}", layer.heads, layer.mlp
+    for i, layer in enumerate(modules.layers):
+        name, heads, mlp = f"blocks.{i}", layer.heads, layer.mlp
         norms |= {f"{name}.attn_norm": heads.norm, f"{name}.mlp_norm": mlp.norm}
         [(query, key)] = heads.pairs
         maps |= {f"{name}.attn.{n}": m for n, m in (("query", query), ("key", key))}

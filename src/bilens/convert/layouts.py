@@ -59,8 +59,8 @@ class Plan:
         for theirs, ours in self.names.items():
             change = self.changes.get(theirs)
             for layer in range(self.n_layers if "{}" in theirs else 1):
-                number = str(layer)
-                yield theirs.replace("{}", number), ours.replace("{}", number).split(), change
+                name = str(layer)
+                yield theirs.replace("{}", name), ours.replace("{}", name).split(), change
 
 
 @dataclass(frozen=True)
@@ -127,14 +127,14 @@ def _fill(model: nn.Module, plan: Plan, weights: dict[str, Tensor], source: str 
     for theirs, ours, change in rows:
         weight = weights[theirs].to(dtype)
         # A single number is saved without an axis.
-        stacked = weight[None] if weight.ndim == 0 else weight
+        matrix = weight[None] if weight.ndim == 0 else weight
         sizes = [len(empty[name]) for name in ours]
         shape = (sum(sizes), *empty[ours[0]].shape[1:])
-        if stacked.shape != shape:
+        if matrix.shape != shape:
             raise CheckpointError(
                 f"{source}: {theirs} has shape {tuple(weight.shape)}, expected {shape}"
             )
-        for name, part in zip(ours, stacked.split(sizes), strict=True):
+        for name, part in zip(ours, matrix.split(sizes), strict=True):
             # Parts of one matrix are copied, so that no two weights share their memory.
             own = part.clone() if len(ours) > 1 else part
             state[name] = own if change is None else change(own)
@@ -197,8 +197,8 @@ def paper_model(settings: Mapping[str, Any], weights: dict[str, Tensor]) -> Plan
         "transformer.h.{}.attn.o.weight": f"{attn}out.weight",
     }
     # Their gate is on the left factor, that of bilens on the right.
-    both = ("left", "right") if mlp == "bilinear" else ("right", "left")
-    factors = ("inner",) if mlp in ("relu", "gelu") else both
+    factor_names = ("left", "right") if mlp == "bilinear" else ("right", "left")
+    factors = ("inner",) if mlp in ("relu", "gelu") else factor_names
     for kind in ("weight", "bias") if config.mlp_bias == "all" else ("weight",):
         parts = [f"{mlps}{name}.{kind}" for name in factors]
         names[f"transformer.h.{{}}.mlp.w.{kind}"] = " ".join(parts)

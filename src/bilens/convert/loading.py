@@ -99,8 +99,8 @@ def open_any(source: str | Path, *, low_memory: bool = False, **hub: Any) -> nn.
     layout = layouts.find_layout(settings)
     if layout is not None:
         _check_unplaced(source, hub)
-        opened, dtype = layout.open(source, settings, **place), hub.get("dtype")
-        return opened if dtype in (None, "auto") else opened.to(dtype)
+        model, dtype = layout.open(source, settings, **place), hub.get("dtype")
+        return model if dtype in (None, "auto") else model.to(dtype)
     _check_plain(source, settings)
     with weights.reading_files(source):
         config = transformers.AutoConfig.from_pretrained(source, **HARMLESS, **place)
@@ -123,29 +123,29 @@ def _open_transformer(
 ) -> PreTrainedModel:
     """Open a causal language model of transformers, with what bilens has changed in it."""
     place = place_options(hub)
-    ignored: tuple[str, ...] = ()
+    prefixes: tuple[str, ...] = ()
     if isinstance(config, transformers.Gemma3Config):  # sizes from 4B on, which see images too
-        config, ignored = _text_config(config), ("vision_tower.", "multi_modal_projector.")
+        config, prefixes = _text_config(config), ("vision_tower.", "multi_modal_projector.")
         hub["key_mapping"] = {r"^language_model\.": ""}
     swish = gates.find_swish(config)
     gates.restore_activation(config)
-    processing = gates.read_record(config, gates.ProcessingRecord) or gates.ProcessingRecord()
+    record = gates.read_record(config, gates.ProcessingRecord) or gates.ProcessingRecord()
     # The class of transformers has no room for biases that processing added, so it leaves them.
-    biases = {f"{name}.bias" for name in processing.added_biases}
+    biases = {f"{name}.bias" for name in record.added_biases}
     in_memory = not low_memory or hub.get("dtype") not in (None, "auto")
     in_memory = in_memory and hub.get("device_map") is None
     model_class = _checked_class(source, config, in_memory=in_memory, **place)
     model, report = _loaded(source, config, model_class, is_quiet=bool(biases), **hub)
-    added = weights.stored_tensors(source, biases, **place) if biases else {}
-    report["missing_keys"] = set(report["missing_keys"]) | biases - added.keys()
+    values = weights.stored_tensors(source, biases, **place) if biases else {}
+    report["missing_keys"] = set(report["missing_keys"]) | biases - values.keys()
     unexpected = set(report["unexpected_keys"]) - biases
-    report["unexpected_keys"] = {name for name in unexpected if not name.startswith(ignored)}
+    report["unexpected_keys"] = {name for name in unexpected if not name.startswith(prefixes)}
     if text := weights.complaints(report):
         raise CheckpointError(
             f"{source}: the weights do not fit config.json ({text}). Train again, or fetch the "
             "files again."
         )
-    _add_biases(model, added)
+    _add_biases(model, values)
     if swish is not None:
         gates.give_swish(model).beta = swish
     gates.restore_linear(model)
@@ -188,13 +188,13 @@ def _loaded(
     """Return a model of transformers with its weights, and which of them fit and which do not."""
     state = _restored(source, config, **place_options(hub))
     device_map = hub.get("device_map")
-    placed = "" if device_map is None else f" for device_map={device_map!r}"
-    with weights.reading_files(source, weights.MODEL + placed), ExitStack() as stack:
+    suffix = "" if device_map is None else f" for device_map={device_map!r}"
+    with weights.reading_files(source, weights.MODEL + suffix), ExitStack() as stack:
         if is_quiet:  # transformers warns of the weights that it leaves
             stack.callback(logging.set_verbosity, logging.get_verbosity())
             logging.set_verbosity_error()
         # transformers leaves weights in their files, mapped, if neither type nor device changes.
-        loaded: Any = model_class.from_pretrained(
+        result: Any = model_class.from_pretrained(
             source if state is None else None,
             config=config,
             state_dict=state,
@@ -203,7 +203,7 @@ def _loaded(
             ignore_mismatched_sizes=True,  # they are named by whoever asks
             **hub,
         )
-    return with_mapped_weights(loaded[0]), loaded[1]
+    return with_mapped_weights(result[0]), result[1]
 
 
 def _check_buffers(source: str | Path, model: nn.Module) -> None:
@@ -232,8 +232,8 @@ def _check_plain(source: str | Path, settings: Mapping[str, Any]) -> None:
     # Layers of quantised models compute with packed numbers, which no reading understands.
     quantization = settings.get("quantization_config")
     if quantization:
-        named = quantization if isinstance(quantization, dict) else {}
-        method = named.get("quant_method", "some method")
+        config = quantization if isinstance(quantization, dict) else {}
+        method = config.get("quant_method", "some method")
         if method == FP8:
             return
         remedy = "open the model that it was made from, or dequantise it first"
@@ -258,31 +258,31 @@ def _check_sizes(
 ) -> None:
     """Raise if config.json describes a model far larger than its files, before memory is taken."""
     with weights.reading_files(source):
-        stored = weights.stored_weights(source, **place)
-    if stored is None:
+        entries = weights.stored_weights(source, **place)
+    if entries is None:
         return
-    n_stored = sum(count for count, _ in stored.values())
+    n_in_files = sum(count for count, _ in entries.values())
     with weights.reading_files(source), torch.device("meta"):
         empty = model_class(config)
-    described = dict(empty.named_parameters())
+    parameters = dict(empty.named_parameters())
     # transformers would take numbers of another kind for values; masks and positions are such.
     kinds = ["F64", "F32", "F16", "BF16"]
     kinds += ["F8_E4M3"] if getattr(config, "quantization_config", None) else []
-    for name, (_, kind) in stored.items():
-        if kind not in kinds and name in described:
+    for name, (_, kind) in entries.items():
+        if kind not in kinds and name in parameters:
             raise CheckpointError(
                 f"{source}: {name} holds numbers of type {kind}, expected F32, F16, BF16 or F64; "
                 "open the model that it was made from, or dequantise it first"
             )
-    n_described = sum(weight.numel() for weight in described.values())
+    n_in_config = sum(weight.numel() for weight in parameters.values())
     # Smaller differences are named weight by weight, once the model is there.
-    if n_described > 2 * n_stored:
+    if n_in_config > 2 * n_in_files:
         raise CheckpointError(
-            f"{source}: the weights do not fit config.json, which describes {n_described:,} "
-            f"numbers; the files hold {n_stored:,}. Fetch the files again."
+            f"{source}: the weights do not fit config.json, which describes {n_in_config:,} "
+            f"numbers; the files hold {n_in_files:,}. Fetch the files again."
         )
     n_bytes = sum(weight.numel() * weight.element_size() for weight in empty.buffers())
-    check_memory(n_bytes + 2 * n_stored * in_memory, f"{source}: its {n_stored:,} weights")
+    check_memory(n_bytes + 2 * n_in_files * in_memory, f"{source}: its {n_in_files:,} weights")
 
 
 def _check_special_tokens(source: str | Path, config: Any) -> None:
@@ -293,11 +293,11 @@ def _check_special_tokens(source: str | Path, config: Any) -> None:
     # torch counts a negative number of the token that pads from the end.
     for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
         least = -vocab_size if name == "pad_token_id" else 0
-        given = getattr(config, name, None)
-        for number in given if isinstance(given, list) else [given]:
-            if number is not None and not (type(number) is int and least <= number < vocab_size):
+        value = getattr(config, name, None)
+        for token in value if isinstance(value, list) else [value]:
+            if token is not None and not (type(token) is int and least <= token < vocab_size):
                 raise CheckpointError(
-                    f"{source}: {name}={number!r} in config.json, expected 0 to {vocab_size - 1}"
+                    f"{source}: {name}={token!r} in config.json, expected 0 to {vocab_size - 1}"
                 )
 
 
@@ -351,8 +351,8 @@ def open_tokenizer(
         tokenize(tokenizer, "\U000f0000")
     # Fewer tokens are usual: embeddings are padded to multiples of 64 or so.
     size = model.config.vocab_size
-    added = tokenizer.get_added_vocab()
-    n_own = 1 + max((i for x, i in tokenizer.get_vocab().items() if x not in added), default=-1)
+    extra = tokenizer.get_added_vocab()
+    n_own = 1 + max((i for x, i in tokenizer.get_vocab().items() if x not in extra), default=-1)
     if n_own > size:
         raise CheckpointError(
             f"The tokenizer in {source} has {n_own} tokens, the model {size}; they do not belong "

@@ -108,7 +108,7 @@ def process(
     # A hook, such as that of pruning, computes weights anew and would undo a folding.
     check_unhooked(model)
     modules = find_modules(model)
-    selected, reasons = _selected(modules, steps)
+    names, reasons = _selected(modules, steps)
     check_weights(model)
     before = log_probabilities(model)
     if not in_place:
@@ -116,24 +116,24 @@ def process(
         modules = find_modules(model)
     # Steps inside of attention leave both tables alone, so they may stay one matrix.
     outer = {"fold_norms", "center_writing_weights", "center_unembed"}
-    untied = not outer.isdisjoint(selected) and _untie(model, modules)
+    is_untied = not outer.isdisjoint(names) and _untie(model, modules)
     bare = [part for part in _maps(modules) if part.bias() is None]
-    folded = {step: STEPS[step](modules) for step in selected if step not in reasons}
-    if "fold_norms" in folded:
-        kept = [group for group in modules.fold_groups() if group.norm and group.obstacle]
-        if kept:
-            reasons["fold_norms"] = f"{len(kept)} norms stay: {kept[0].obstacle}"
-    added = tuple(part.name for part in bare if part.bias() is not None)
-    add_to_processing(model.config, list(folded), added)
+    folds = {step: STEPS[step](modules) for step in names if step not in reasons}
+    if "fold_norms" in folds:
+        groups = [group for group in modules.fold_groups() if group.norm and group.obstacle]
+        if groups:
+            reasons["fold_norms"] = f"{len(groups)} norms stay: {groups[0].obstacle}"
+    biases = tuple(part.name for part in bare if part.bias() is not None)
+    add_to_processing(model.config, list(folds), biases)
     remedy = "it has been changed: open it again" if in_place else "it is as it was"
     change = check_unchanged(model, before, "Processing", remedy)
-    return model, Processing(folded, reasons, untied, added, change)
+    return model, Processing(folds, reasons, is_untied, biases, change)
 
 
 def _sharing_copy(model: PreTrainedModel) -> PreTrainedModel:
     """Return another model with parameters of its own, whose values are not copied."""
-    shared = {id(p): nn.Parameter(p.data, p.requires_grad) for p in model.parameters()}
-    return copy.deepcopy(model, shared)
+    memo = {id(p): nn.Parameter(p.data, p.requires_grad) for p in model.parameters()}
+    return copy.deepcopy(model, memo)
 
 
 def _selected(
@@ -142,12 +142,12 @@ def _selected(
     """Return the steps in their order, and of those that would change the model the reasons."""
     if not {*(steps or ())} <= STEPS.keys():
         raise BilensError(f"steps={list(steps or ())}, expected some of {', '.join(STEPS)}")
-    selected = [step for step in STEPS if step in (BY_DEFAULT if steps is None else steps)]
-    reasons = {step: reason for step in selected if (reason := refusal(step, modules)) is not None}
+    names = [step for step in STEPS if step in (BY_DEFAULT if steps is None else steps)]
+    reasons = {step: reason for step in names if (reason := refusal(step, modules)) is not None}
     if steps is not None and reasons:
         step, reason = next(iter(reasons.items()))
         raise BilensError(f"{step} would change the function of this model: {reason}")
-    return selected, reasons
+    return names, reasons
 
 
 def _maps(modules: Modules) -> list[LinearMap]:
@@ -159,11 +159,11 @@ def _maps(modules: Modules) -> list[LinearMap]:
 
 def _untie(model: PreTrainedModel, modules: Modules) -> bool:
     unembed = modules.unembed.module
-    shared = next((t.module for t in modules.tables if t.module.weight is unembed.weight), None)
-    if shared is None:
+    table = next((t.module for t in modules.tables if t.module.weight is unembed.weight), None)
+    if table is None:
         return False
     # The embedding has no norm before it, so a gain can be folded into the unembedding only.
-    unembed.weight = nn.Parameter(shared.weight.detach().clone(), shared.weight.requires_grad)
+    unembed.weight = nn.Parameter(table.weight.detach().clone(), table.weight.requires_grad)
     model.config.tie_word_embeddings = False
     # transformers has its own list of weights that it leaves out of a checkpoint.
     model.all_tied_weights_keys = model.get_expanded_tied_weights_keys(all_submodels=False)
@@ -171,7 +171,7 @@ def _untie(model: PreTrainedModel, modules: Modules) -> bool:
 
 
 def _fold_norms(model: Modules) -> list[str]:
-    done = []
+    notes = []
     for reader in model.fold_groups():
         norm = reader.norm
         if norm is None or reader.obstacle is not None:
@@ -181,20 +181,20 @@ def _fold_norms(model: Modules) -> list[str]:
         for part in reader.maps:
             weight, bias = part.weight(), part.bias()
             # Both from the weights before any change: the bias of a norm passes through W.
-            moved, added = norm.folded(weight, bias)
-            if added is not bias and added is not None:
-                part.set_bias(added)
+            new_weight, new_bias = norm.folded(weight, bias)
+            if new_bias is not bias and new_bias is not None:
+                part.set_bias(new_bias)
             # Rounding leaves something of a mean, which is kept: a second time changes nothing.
             if not plain or (norm.centres and _without_mean(weight, 1, part) is not weight):
-                part.set_weight(moved)
-                done.append(f"{part.name} centred" if plain else f"{norm.name} into {part.name}")
+                part.set_weight(new_weight)
+                notes.append(f"{part.name} centred" if plain else f"{norm.name} into {part.name}")
         if not plain:
             norm.make_plain()
-    return done
+    return notes
 
 
 def _fold_value_biases(model: Modules) -> list[str]:
-    done = []
+    notes = []
     for layer in model.layers:
         heads = layer.heads
         bias = heads.value.bias()
@@ -203,41 +203,41 @@ def _fold_value_biases(model: Modules) -> list[str]:
         # Rows of a pattern sum to 1, so that the bias of a value reaches the output unchanged,
         # whatever the head attends to. One copy for each head, if heads share values.
         per_head = repeat(bias, "(h d) -> (h n d)", d=heads.d_head, n=heads.sharing)
-        folded = heads.out.weight() @ per_head
+        shift = heads.out.weight() @ per_head
         out_bias = heads.out.bias()
-        heads.out.set_bias(folded if out_bias is None else out_bias + folded)
+        heads.out.set_bias(shift if out_bias is None else out_bias + shift)
         heads.value.set_bias(torch.zeros_like(bias))
-        done.append(f"bias of values in {heads.value.name} into {heads.out.name}")
-    return done
+        notes.append(f"bias of values in {heads.value.name} into {heads.out.name}")
+    return notes
 
 
 def _center_writing_weights(model: Modules) -> list[str]:
-    done = []
+    notes = []
     for table in model.tables:
         rows = table.weight()
-        moved = _without_mean(rows, 1, table)
-        if moved is not rows:
-            table.set_weight(moved)
-            done.append(f"{table.name} centred")
+        deviations = _without_mean(rows, 1, table)
+        if deviations is not rows:
+            table.set_weight(deviations)
+            notes.append(f"{table.name} centred")
     for part in model.writes:
-        done += _center_outputs(part)
-    return done
+        notes += _center_outputs(part)
+    return notes
 
 
 def _center_outputs(part: LinearMap) -> list[str]:
     """Subtract the mean over a map's outputs from its weight and from its bias."""
-    done = []
+    notes = []
     weight, bias = part.weight(), part.bias()
-    moved = _without_mean(weight, 0, part)
-    if moved is not weight:
-        part.set_weight(moved)
-        done.append(f"{part.name} centred")
+    deviations = _without_mean(weight, 0, part)
+    if deviations is not weight:
+        part.set_weight(deviations)
+        notes.append(f"{part.name} centred")
     if bias is not None:
-        moved = _without_mean(bias, 0, part)
-        if moved is not bias:
-            part.set_bias(moved)
-            done.append(f"bias of {part.name} centred")
-    return done
+        deviations = _without_mean(bias, 0, part)
+        if deviations is not bias:
+            part.set_bias(deviations)
+            notes.append(f"bias of {part.name} centred")
+    return notes
 
 
 def _without_mean(weight: Tensor, axis: int, part: LinearMap | Embedding) -> Tensor:
@@ -247,8 +247,8 @@ def _without_mean(weight: Tensor, axis: int, part: LinearMap | Embedding) -> Ten
     nothing.
     """
     mean = weight.mean(axis, keepdim=True)
-    stored = part.module.weight.dtype if isinstance(part, Embedding) else part.stored.dtype
-    rounding = max(torch.finfo(stored).eps, 8 * torch.finfo(weight.dtype).eps)
+    dtype = part.module.weight.dtype if isinstance(part, Embedding) else part.stored.dtype
+    rounding = max(torch.finfo(dtype).eps, 8 * torch.finfo(weight.dtype).eps)
     if _root_mean_square(mean) <= rounding * _root_mean_square(weight):
         return weight
     return weight - mean
@@ -259,16 +259,16 @@ def _root_mean_square(weight: Tensor) -> Tensor:
 
 
 def _factor_heads(model: Modules) -> list[str]:
-    done = []
+    notes = []
     for layer in model.layers:
         heads = layer.heads
         for query, key in heads.pairs:
             if _factor(heads, query, key):
-                done.append(f"{query.name} and {key.name}")
+                notes.append(f"{query.name} and {key.name}")
         # A head's output is its values times the columns of the output's weight.
         if _factor(heads, heads.value, heads.out):
-            done.append(f"{heads.value.name} and {heads.out.name}")
-    return done
+            notes.append(f"{heads.value.name} and {heads.out.name}")
+    return notes
 
 
 def _factor(heads: Heads, first: LinearMap, second: LinearMap) -> bool:
@@ -317,8 +317,8 @@ def _is_factored(
     squares = one.diagonal()
     rounding = 16 * torch.finfo(stored).eps * squares.max()
     off = max(float((side - torch.diag(squares)).abs().max()) for side in (one, other))
-    falling = squares.diff() <= rounding
-    return off <= float(rounding) and bool(falling.all())
+    is_sorted = squares.diff() <= rounding
+    return off <= float(rounding) and bool(is_sorted.all())
 
 
 STEPS: dict[str, Step] = {
@@ -340,10 +340,10 @@ def refusal(step: str, model: Modules) -> str | None:
         case "fold_value_biases":
             return model.partial_values
         case "center_writing_weights":
-            seeing = [r for r in readers if r.norm is None or not r.norm.centres]
-            if seeing:
-                reader = seeing[0].maps[0].name
-                through = "no norm" if seeing[0].norm is None else "an RMSNorm"
+            obstacles = [r for r in readers if r.norm is None or not r.norm.centres]
+            if obstacles:
+                reader = obstacles[0].maps[0].name
+                through = "no norm" if obstacles[0].norm is None else "an RMSNorm"
                 return f"{reader} reads the stream through {through}, which lets its mean pass"
         case "center_unembed" if model.softcap is not None:
             return "the logits pass through a soft-cap, which changes with a shared number"

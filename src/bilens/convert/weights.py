@@ -94,13 +94,13 @@ def stored_weights(source: str | Path, **place: Any) -> dict[str, tuple[int, str
     path = _weights_file(source, **place)
     if path is None or not path.name.startswith("model.safetensors"):
         return None
-    found: dict[str, tuple[int, str]] = {}
+    entries: dict[str, tuple[int, str]] = {}
     for shard in _shards(source, path, **place):
         with safetensors.safe_open(shard, "pt") as file:
             for key in file.keys():  # noqa: SIM118
-                stored = file.get_slice(key)
-                found[key] = prod(stored.get_shape()), str(stored.get_dtype())
-    return found
+                entry = file.get_slice(key)
+                entries[key] = prod(entry.get_shape()), str(entry.get_dtype())
+    return entries
 
 
 def stored_tensors(
@@ -110,9 +110,9 @@ def stored_tensors(
     path, tensors = _weights_file(source, **place), dict[str, Tensor]()
     for shard in [] if path is None else _shards(source, path, **place):
         with safetensors.safe_open(shard, "pt") as file:
-            found = set(file.keys())
-            chosen = found if names is None else names & found
-            tensors |= {name: file.get_tensor(name) for name in chosen}
+            keys = set(file.keys())
+            selection = keys if names is None else names & keys
+            tensors |= {name: file.get_tensor(name) for name in selection}
     return tensors
 
 

@@ -125,8 +125,8 @@ def load_corpus(
     if tokenizer is None:
         arguments = {"stories": parts["train"], "vocab_size": vocab_size, "clean": clean}
         (row,) = _cached(_rows_of_tokenizer, arguments)
-        trained = tokenizers.Tokenizer.from_str(row["text"])
-        tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=trained, **SPECIAL_TOKENS)
+        backend = tokenizers.Tokenizer.from_str(row["text"])
+        tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, **SPECIAL_TOKENS)
     ends = [tokenizer.bos_token_id], [tokenizer.eos_token_id]
     train, validation = (
         _tokenized(parts[split], tokenizer, *ends, n_ctx, add_special_tokens=False)
@@ -283,18 +283,18 @@ def _rows_of_digest(files: Stamped, version: int) -> Iterator[dict[str, str]]:
 def _rows_of_texts(
     source: str, data_dir: str | Path | None, cleaned: bool, files: tuple[Any, ...], version: int
 ) -> Iterator[dict[str, str]]:
-    seen: set[int] = set()
-    n_read = n_kept = 0
+    digests: set[int] = set()
+    n_in = n_out = 0
     for text in read_texts(source, data_dir):
         story = clean(text) if cleaned else text
-        n_read, n_kept = n_read + len("".join(text.split())), n_kept + len("".join(story.split()))
+        n_in, n_out = n_in + len("".join(text.split())), n_out + len("".join(story.split()))
         digest = _digest(story.lower() if cleaned else story)
-        if story and digest not in seen:
-            seen.add(digest)
+        if story and digest not in digests:
+            digests.add(digest)
             yield {"text": story}
-    if 2 * n_kept < n_read:
+    if 2 * n_out < n_in:
         raise DataError(
-            f"data={source!r}: cleaning leaves {n_kept:,} of {n_read:,} characters, those of "
+            f"data={source!r}: cleaning leaves {n_out:,} of {n_in:,} characters, those of "
             "ASCII; expected texts in Latin letters"
         )
 
@@ -302,8 +302,8 @@ def _rows_of_texts(
 def _rows_of_tokenizer(
     stories: "datasets.Dataset", vocab_size: int, clean: Cleaning, version: int
 ) -> Iterator[dict[str, str]]:
-    trained = train_tokenizer(stories["text"], vocab_size, clean)
-    yield {"text": trained.backend_tokenizer.to_str()}
+    tokenizer = train_tokenizer(stories["text"], vocab_size, clean)
+    yield {"text": tokenizer.backend_tokenizer.to_str()}
 
 
 def _cached(
@@ -349,14 +349,14 @@ def _tokenized(
 
     def rows(batch: list[str]) -> dict[str, list[list[int]]]:
         # A text may spell a special token, which is then text.
-        encoded = tokenize(tokenizer, batch, split_special_tokens=True, verbose=False, **options)
-        texts = [[*start, *ids, *end] for ids in encoded]
+        rows = tokenize(tokenizer, batch, split_special_tokens=True, verbose=False, **options)
+        texts = [[*start, *ids, *end] for ids in rows]
         if least is not None:
             return {"input_ids": [ids for ids in texts if least <= len(ids) <= most]}
         # Texts are joined before they are cut, so that no row is padded.
-        joined = [token for ids in texts for token in ids]
-        ends = range(most, len(joined) + 1, most)
-        return {"input_ids": [joined[stop - most : stop] for stop in ends]}
+        tokens = [token for ids in texts for token in ids]
+        ends = range(most, len(tokens) + 1, most)
+        return {"input_ids": [tokens[stop - most : stop] for stop in ends]}
 
     # Any vocabulary fits into int32, at half the space of the tensors' int64.
     features = datasets.Features(input_ids=datasets.List(datasets.Value("int32")))

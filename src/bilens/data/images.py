@@ -135,8 +135,8 @@ class ImageData(Reading):
         return accuracy < chance + 2 * (chance * (1 - chance) / len(self.test_labels)) ** 0.5
 
     def __post_init__(self) -> None:
-        if repeated := [name for name, n in Counter(self.class_names).items() if n > 1]:
-            raise DataError(f"class_names has {repeated[0]!r} twice, expected distinct names")
+        if duplicates := [name for name, n in Counter(self.class_names).items() if n > 1]:
+            raise DataError(f"class_names has {duplicates[0]!r} twice, expected distinct names")
         for split in ("train", "test"):
             images, labels = getattr(self, f"{split}_images"), getattr(self, f"{split}_labels")
             if images.shape[1] != self.n_inputs or not images.numel():
@@ -290,25 +290,25 @@ def _read_own(folder: Path, seed: int) -> ImageData:
 def _splits(folder: Path) -> list[Path]:
     """Return the folders that hold class folders: the folder itself, or its train and test."""
     children = _folders(folder)
-    nested = [child for child in children if _folders(child)]
+    parents = [child for child in children if _folders(child)]
     if not children:
         raise DataError(
             f"{folder} has neither the IDX files {', '.join(IDX_FILES)} nor class folders with "
             f"images{REMEDY}"
         )
     # A folder called train that holds pictures is a class, and one that holds folders is a split.
-    if not nested:
+    if not parents:
         return [folder]
-    by_name = {child.name.lower(): child for child in nested}
-    known = [name for name in (*TRAIN_NAMES, *TEST_NAMES) if name in by_name]
+    by_name = {child.name.lower(): child for child in parents}
+    names = [name for name in (*TRAIN_NAMES, *TEST_NAMES) if name in by_name]
     n_train = len(by_name.keys() & {*TRAIN_NAMES})
-    if n_train != 1 or nested != children or len(known) != len(nested):
+    if n_train != 1 or parents != children or len(names) != len(parents):
         raise DataError(
             f"{folder} holds the folders {', '.join(child.name for child in children)}, of which "
-            f"{', '.join(child.name for child in nested)} hold further folders; expected class "
+            f"{', '.join(child.name for child in parents)} hold further folders; expected class "
             "folders with pictures, or class folders in one folder train and in one folder test"
         )
-    return [by_name[name] for name in known[:2]]
+    return [by_name[name] for name in names[:2]]
 
 
 def _folders(folder: Path) -> list[Path]:
@@ -354,8 +354,8 @@ def _grey_rows(
             missing = "picture" if picture is None else "class" if label is None else ""
             if missing:
                 raise DataError(f"it has no {missing}")
-            with Image.open(picture) if isinstance(picture, Path) else picture as opened:
-                images.append(grey_levels(opened))
+            with Image.open(picture) if isinstance(picture, Path) else picture as image:
+                images.append(grey_levels(image))
             labels.append(label)
             if images[-1].shape != images[0].shape:
                 expected, actual = ("x".join(map(str, i.shape)) for i in (images[0], images[-1]))
@@ -461,13 +461,13 @@ def _labelled(rows: Any, source: str, place: str) -> tuple[list[np.ndarray], tup
     images = [name for name, kind in kinds.items() if kind == "Image"]
     labels = [name for name, kind in kinds.items() if kind == "ClassLabel"]
     if len(images) != 1 or len(labels) != 1:
-        listed = ", ".join(f"{name} ({kind})" for name, kind in kinds.items())
+        text = ", ".join(f"{name} ({kind})" for name, kind in kinds.items())
         raise DataError(
-            f"{source} has the columns {listed}, expected one Image and one ClassLabel; remove the "
+            f"{source} has the columns {text}, expected one Image and one ClassLabel; remove the "
             "others, or save its images in class folders and use their path"
         )
-    named = ((f"image {n}", row[images[0]], row[labels[0]]) for n, row in enumerate(rows))
-    return _grey_rows(named, place), tuple(map(_class_name, rows.features[labels[0]].names))
+    triples = ((f"image {n}", row[images[0]], row[labels[0]]) for n, row in enumerate(rows))
+    return _grey_rows(triples, place), tuple(map(_class_name, rows.features[labels[0]].names))
 
 
 def _same_names(names: list[tuple[str, ...]], source: str | Path) -> tuple[str, ...]:
@@ -518,8 +518,8 @@ def _parquet_files(folder: Path) -> dict[str, list[str]]:
     """Return the parquet files of train and of test, named as on the hub; none if one lacks."""
     files: dict[str, list[str]] = {}
     for split in SPLITS:
-        found = [*folder.glob(f"{split}-*.parquet"), *folder.glob(f"data/{split}-*.parquet")]
-        files[split] = sorted(map(str, found))
+        paths = [*folder.glob(f"{split}-*.parquet"), *folder.glob(f"data/{split}-*.parquet")]
+        files[split] = sorted(map(str, paths))
     return files if all(files.values()) else {}
 
 
@@ -611,9 +611,9 @@ def read_idx(path: Path) -> UInt8[np.ndarray, "..."]:
 
     Source: LeCun, Cortes and Burges, "The MNIST database of handwritten digits", file formats.
     """
-    opened = gzip.open if path.suffix == ".gz" else open
+    opener = gzip.open if path.suffix == ".gz" else open
     try:
-        with opened(path, "rb") as file:
+        with opener(path, "rb") as file:
             zeros, code, axes = struct.unpack(">2sBB", file.read(4))
             # Named, since a file of another type is not damaged.
             if zeros != b"\0\0" or code not in IDX_TYPES:
@@ -682,12 +682,12 @@ def fit_drawing(
         (max(1, round(cut.width * scale)), max(1, round(cut.height * scale))),
         Image.Resampling.BILINEAR,
     )
-    drawn = np.asarray(small, dtype=np.float64)
+    image = np.asarray(small, dtype=np.float64)
     # Clamped to the page: digits may fill it from top to bottom.
     top, left = (
         min(max(0, round(float(target - current))), max(0, size - length))
         for target, current, size, length in zip(
-            centre, _centre(drawn), data.shape, drawn.shape, strict=True
+            centre, _centre(image), data.shape, image.shape, strict=True
         )
     )
     page = Image.new("L", (data.shape[1], data.shape[0]))

@@ -85,16 +85,16 @@ class SyntheticLanguage(CheckedSettings, ABC):
         probabilities of next tokens.
         """
         generator = torch.Generator().manual_seed(int(seed))
-        _, following, moves = self._tables
+        _, probabilities, moves = self._tables
         # By inversion of these sums, for all sentences at once.
-        cumulative = following.cumsum(dim=-1)
+        cumulative = probabilities.cumsum(dim=-1)
         ids = torch.full((n, length), self._ids[BOS])
         states = torch.zeros(n, dtype=torch.int64)
         for position in range(1, length):
             rows = cumulative[states]
             # Rounding may leave the last sum below 1, so the draw is scaled to that sum.
-            drawn = torch.rand(n, 1, dtype=torch.float64, generator=generator) * rows[:, -1:]
-            ids[:, position] = torch.searchsorted(rows, drawn, right=True).squeeze(-1)
+            draws = torch.rand(n, 1, dtype=torch.float64, generator=generator) * rows[:, -1:]
+            ids[:, position] = torch.searchsorted(rows, draws, right=True).squeeze(-1)
             states = moves[states, ids[:, position]]
         return ids
 
@@ -115,8 +115,8 @@ class SyntheticLanguage(CheckedSettings, ABC):
         kinds = self._tables[0]
         if kind not in kinds:
             raise BilensError(f"kind={kind!r}, expected one of {', '.join(sorted(set(kinds)))}")
-        decided = torch.tensor([name == kind for name in kinds], device=ids.device)
-        return decided[self._states(ids)]
+        table = torch.tensor([name == kind for name in kinds], device=ids.device)
+        return table[self._states(ids)]
 
     def tokenizer(self) -> "transformers.PreTrainedTokenizerFast":
         """Return a tokenizer with `vocabulary` in order; words are separated by white space."""
@@ -135,7 +135,7 @@ class SyntheticLanguage(CheckedSettings, ABC):
         """Kind, next-word probabilities and next states (or -1) of each reachable state."""
         # Breadth first from the start, so that only reachable states have a row.
         states, numbers = [self.start], {self.start: 0}
-        following, moves = [], []
+        probabilities, moves = [], []
         for state in states:  # the list grows inside the loop
             row, targets = np.zeros(len(self.vocabulary)), np.full(len(self.vocabulary), -1)
             for word, probability in self.following(state).items():
@@ -144,10 +144,10 @@ class SyntheticLanguage(CheckedSettings, ABC):
                     numbers[target] = len(states)
                     states.append(target)
                 row[self._ids[word]], targets[self._ids[word]] = probability, numbers[target]
-            following.append(row)
+            probabilities.append(row)
             moves.append(targets)
         kinds = [self.kind(state) for state in states]
-        return kinds, torch.from_numpy(np.stack(following)), torch.from_numpy(np.stack(moves))
+        return kinds, torch.from_numpy(np.stack(probabilities)), torch.from_numpy(np.stack(moves))
 
     def _states(self, ids: Int[Tensor, "*batch length"]) -> Int[Tensor, "*batch length"]:
         moves = self._tables[2].to(ids.device)
@@ -155,8 +155,8 @@ class SyntheticLanguage(CheckedSettings, ABC):
         states = torch.where(ids[..., :1] == self._ids[BOS], 0, -1)
         for token in ids[..., 1:].unbind(-1):
             last = states[..., -1]
-            reached = torch.where(last >= 0, moves[last, token], -1)
-            states = torch.cat([states, reached[..., None]], dim=-1)
+            next_state = torch.where(last >= 0, moves[last, token], -1)
+            states = torch.cat([states, next_state[..., None]], dim=-1)
         if bool((states < 0).any()):
             raise BilensError(
                 f"ids holds a row that is not a sentence of the language; expected sentences that "
@@ -311,20 +311,20 @@ class DeepGrammar(SyntheticLanguage):
                 return average(uniform(self.fillers), uniform(self.brackets))
             case ("code", opened):
                 right = self.brackets[opened[-1]]
-                closing = self.mixed([right], uniform(set(self.brackets.values()) - {right}))
+                closer = self.mixed([right], uniform(set(self.brackets.values()) - {right}))
                 deeper = [uniform(self.brackets)] if len(opened) < 2 else []
-                return average(uniform(self.fillers), closing, *deeper)
+                return average(uniform(self.fillers), closer, *deeper)
             case _:
                 return uniform(STARTS)
 
     def moved(self, state: Any, word: str) -> Hashable:
         match state:
             case ("map", values, cue):
-                bound = tuple(
+                pairs = tuple(
                     word if name == cue and word in self.values else value
                     for name, value in zip(self.cues, values, strict=True)
                 )
-                return ("map", bound, word if word in self.cues else "")
+                return ("map", pairs, word if word in self.cues else "")
             case ("tale", number, last):
                 if word in (*self.nouns[0], *self.nouns[1]):
                     modifies = last in ("preposition", "adjective")
@@ -335,8 +335,8 @@ class DeepGrammar(SyntheticLanguage):
                 is_inner = word in self.adjectives
                 return ("tale", number, "adjective") if is_inner else ("tale", None, "free")
             case ("code", opened):
-                kept = opened[:-1] if word in self.brackets.values() else opened
-                return ("code", kept + word * (word in self.brackets))
+                stack = opened[:-1] if word in self.brackets.values() else opened
+                return ("code", stack + word * (word in self.brackets))
             case _:
                 return STARTS[word]
 

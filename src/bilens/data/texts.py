@@ -110,10 +110,10 @@ def _read_file(path: Path) -> Iterator[str]:
     """Yield the stories of a file that are not blank, in order."""
     with suppress(CheckpointError):  # what cannot be read is said below
         check_downloaded(path, "texts", DataError)
-    read = READERS[_suffix(path) or ""]
+    reader = READERS[_suffix(path) or ""]
     empty = True
     try:
-        for text in filter(None, read(path)):
+        for text in filter(None, reader(path)):
             for story in filter(None, map(str.strip, text.split(END_OF_STORY))):
                 empty = False
                 yield story
@@ -129,8 +129,8 @@ def _read_file(path: Path) -> Iterator[str]:
 
 
 def _read_lines(path: Path) -> Iterator[str]:
-    opened = gzip.open if path.suffix.lower() == ".gz" else open
-    with opened(path, "rt", encoding="utf-8-sig") as file:
+    opener = gzip.open if path.suffix.lower() == ".gz" else open
+    with opener(path, "rt", encoding="utf-8-sig") as file:
         # How a file separates stories is seen from its head; the file is then read by lines.
         head = file.read(2**23).strip()
         file.seek(0)
@@ -326,8 +326,8 @@ def train_tokenizer(
     draft = _with_rules(tokenizers.models.WordPiece(unk_token="[UNK]"), 100)
     vocabulary = _learned(draft, trainer, texts, vocab_size)
     # A second tokenizer around the same vocabulary, in which the inner letters are not special.
-    trained = _with_rules(tokenizers.models.WordPiece(vocab=vocabulary, unk_token="[UNK]"))
-    return with_special_tokens(trained)
+    backend = _with_rules(tokenizers.models.WordPiece(vocab=vocabulary, unk_token="[UNK]"))
+    return with_special_tokens(backend)
 
 
 def _learned(draft: Any, trainer: Any, texts: Iterable[str], vocab_size: int) -> dict[str, int]:
@@ -344,23 +344,23 @@ def _learned(draft: Any, trainer: Any, texts: Iterable[str], vocab_size: int) ->
 def _byte_pairs(texts: Iterable[str], vocab_size: int) -> "transformers.PreTrainedTokenizerFast":
     cuts, special = tokenizers.pre_tokenizers, list(SPECIAL_TOKENS.values())
     by_bytes = cuts.ByteLevel(add_prefix_space=False)
-    trained = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token="[UNK]"))
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token="[UNK]"))
     # Training time grows with the square of a word.
     longest = cuts.Split(tokenizers.Regex(r"[^\s]{101,}"), "removed")
-    trained.pre_tokenizer = cuts.Sequence([longest, by_bytes])
+    backend.pre_tokenizer = cuts.Sequence([longest, by_bytes])
     trainer = tokenizers.trainers.BpeTrainer(
         vocab_size=vocab_size,
         special_tokens=special,
         initial_alphabet=cuts.ByteLevel.alphabet() if vocab_size >= 1024 else [],
         show_progress=False,
     )
-    _learned(trained, trainer, texts, vocab_size)
-    trained.pre_tokenizer, trained.decoder = by_bytes, tokenizers.decoders.ByteLevel()
+    _learned(backend, trainer, texts, vocab_size)
+    backend.pre_tokenizer, backend.decoder = by_bytes, tokenizers.decoders.ByteLevel()
     begin = ("[BOS]", special.index("[BOS]"))
-    trained.post_processor = tokenizers.processors.TemplateProcessing(
+    backend.post_processor = tokenizers.processors.TemplateProcessing(
         single="[BOS] $A", special_tokens=[begin]
     )
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=trained, **SPECIAL_TOKENS)
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=backend, **SPECIAL_TOKENS)
 
 
 def with_special_tokens(
@@ -370,9 +370,9 @@ def with_special_tokens(
     tokenizer.add_special_tokens(list(SPECIAL_TOKENS.values()))
     decoders, regex = tokenizers.decoders, tokenizers.Regex
     # The first word has its space too, since pipelines decode a continuation without its prompt.
-    spaced = decoders.Replace(regex(r"^(?!##|[.,?!]$)"), " ")
+    spaces = decoders.Replace(regex(r"^(?!##|[.,?!]$)"), " ")
     tokenizer.decoder = decoders.Sequence(
-        [spaced, decoders.Replace(regex("^##"), ""), decoders.Fuse()]
+        [spaces, decoders.Replace(regex("^##"), ""), decoders.Fuse()]
     )
     return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **SPECIAL_TOKENS)
 

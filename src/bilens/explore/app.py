@@ -70,32 +70,32 @@ class Explorer:
         host = host or (EVERYWHERE if "SPACE_HOST" in os.environ else HERE)
         server = self._server(host, port)
         self._servers.append(server)
-        shown = "localhost" if host in (EVERYWHERE, "::") else f"[{host}]" if ":" in host else host
-        address = f"http://{shown}:{server.server_port}/"
-        serving = threading.Thread(target=server.serve_forever, daemon=True)
-        serving.start()
+        name = "localhost" if host in (EVERYWHERE, "::") else f"[{host}]" if ":" in host else host
+        address = f"http://{name}:{server.server_port}/"
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
         if open_browser:
             webbrowser.open(address)
         if wait:
             logger.info("explorer: %s  (ctrl-C stops it)", address)
             try:
-                serving.join()
+                thread.join()
             finally:
                 self.close()
         return address
 
     def _server(self, host: str, port: int | None) -> Server:
         ports = [port] if port else range(FIRST_PORT, FIRST_PORT + PORTS)
-        for number in ports:
+        for candidate in ports:
             try:
-                return Server((host, number), self.pages, self.title)
+                return Server((host, candidate), self.pages, self.title)
             except (OSError, UnicodeError) as error:  # a part of a name is empty or too long
-                refused = error
+                refusal = error
         raise BilensError(
-            f"host={host}, port={port} cannot be listened on: {refused}. Another program may use "
+            f"host={host}, port={port} cannot be listened on: {refusal}. Another program may use "
             "the port, or the host is not a name or address of this machine; leave out --host and "
             "--port to have them chosen."
-        ) from refused
+        ) from refusal
 
     def close(self) -> None:
         """Stop serving."""
@@ -135,24 +135,24 @@ def explorer(
         check_data(source, data, data_dir)
     model = load(source, device=device) if is_place or isinstance(source, nn.Module) else source
     # Refused before texts are tokenized, which takes seconds.
-    added: list[Analysis] = []
+    extra: list[Analysis] = []
     for name in add:
         for entry in find_analyses(name):
             if not entry.fits(model):
                 raise BilensError(f"add={entry.name!r} reads no {type(model).__name__}")
-            added.append(entry)
-    shown: Any = None
-    recorded: dict[str, Any] = {}
+            extra.append(entry)
+    inputs: Any = None
+    starts: dict[str, Any] = {}
     if isinstance(model, TensorChain):
-        shown = _data(model, source, data, data_dir).to(device)
-        recorded = recorded_settings(source) if is_place else {}
+        inputs = _data(model, source, data, data_dir).to(device)
+        starts = recorded_settings(source) if is_place else {}
     # A flow and a circuit need no texts, so that a language model may come without any.
     elif data is not None or (is_place and names_data(source)):
-        shown = _data(model, source, data, data_dir)
+        inputs = _data(model, source, data, data_dir)
     elif data_dir is not None:
         raise BilensError(f"data_dir={str(data_dir)!r} is the folder of data; give data too")
     title = Path(source).name if is_place else type(model).__name__
-    return Explorer(ModelPages(model, shown, added, recorded), f"{title}, read from its weights")
+    return Explorer(ModelPages(model, inputs, extra, starts), f"{title}, read from its weights")
 
 
 def _data(model: Any, source: Any, data: str | ImageData | None, folder: str | Path | None) -> Any:
@@ -196,8 +196,8 @@ def write_space(folder: str | Path, source: str | Path, *, data: str | None = No
         place = _copied(model, draft, "model", is_name=find_model(source) != source)
         options = ""
         if data is not None:
-            kept = _copied(Path(data), draft, "data", is_name=is_known(data))
-            options = f", data={json.dumps(kept)}"
+            data_name = _copied(Path(data), draft, "data", is_name=is_known(data))
+            options = f", data={json.dumps(data_name)}"
         files = {
             "app.py": "from bilens.explore import explorer\n\n"
             f"explorer({json.dumps(place)}{options}).launch()\n",
@@ -220,8 +220,8 @@ def _copied(path: Path, folder: Path, kind: str, *, is_name: bool) -> str:
     place = f"{kind}/{path.name}"
     if path.is_dir():
         # Files of a run that the explorer does not need
-        unused = shutil.ignore_patterns("checkpoints", "cut", "figures", "*.html", ".*")
-        shutil.copytree(path, folder / place, ignore=unused)
+        ignore = shutil.ignore_patterns("checkpoints", "cut", "figures", "*.html", ".*")
+        shutil.copytree(path, folder / place, ignore=ignore)
     else:
         shutil.copy(path, folder / place)
     return place

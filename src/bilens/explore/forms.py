@@ -105,8 +105,8 @@ class Form:
 
     def texts(self, query: Iterable[tuple[str, str]] = ()) -> dict[str, str]:
         """Return the text of each box: of an address, or else the one that it begins with."""
-        given = dict(query)
-        return {name: given.get(name, box.start) for name, box in self.boxes.items()}
+        values = dict(query)
+        return {name: values.get(name, box.start) for name, box in self.boxes.items()}
 
     def values(self, texts: Mapping[str, str]) -> dict[str, Any]:
         """Return the values of options, as a command has them; an empty box is the default.

@@ -50,12 +50,12 @@ class ModelPages:
         self,
         model: Any,
         data: ImageData | Corpus | None,
-        added: Sequence[Analysis],
-        recorded: Mapping[str, Any],
+        others: Sequence[Analysis],
+        settings: Mapping[str, Any],
     ) -> None:
         self.model, self.data, self.cost = model, data, 0.0
         readers = {}
-        starts = {name: str(value) for name, value in recorded.items()}
+        starts = {name: str(value) for name, value in settings.items()}
         if isinstance(data, ImageData):
             is_deep = len(model.layer_tensors()) > 1
             names = ["bonds", "paths"] if is_deep else ["explain", "eigenvectors"]
@@ -66,7 +66,7 @@ class ModelPages:
             starts |= _language_starts(model, data)
             of_weights = data is not None and is_bilinear(model)
             names = ["flow", "circuit", *(["ngrams", "contexts"] if of_weights else [])]
-        entries = [*map(find_analysis, names), *added]
+        entries = [*map(find_analysis, names), *others]
         check_once(entries)
         self.forms = {entry.name: Form(entry, starts, readers) for entry in entries}
         self._free = threading.BoundedSemaphore(WORKERS)
@@ -99,15 +99,15 @@ class ModelPages:
             raise BilensError(f"{name} has no nodes to remove; flow has")
         flow = reading.flow
         removable = [node for node in flow.nodes if node.is_removable]
-        chosen = [node for node in removable if node.name(flow.tokens) in nodes]
-        if not chosen:
+        selection = [node for node in removable if node.name(flow.tokens) in nodes]
+        if not selection:
             raise BilensError(f"node={nodes[:3]}, expected heads, MLPs or tokens of this flow")
-        result = remove(self.model, flow, chosen)
-        shown = flow.value, flow.value + result.actual, result.actual, result.predicted
-        before, after, change, predicted = (signed(x, "#.3g") for x in shown)
+        result = remove(self.model, flow, selection)
+        values = flow.value, flow.value + result.actual, result.actual, result.predicted
+        before, after, change, prediction = (signed(x, "#.3g") for x in values)
         return (
             f"The change between the runs is {before}, and {after} without {result.part}: a change "
-            f"of {change}. The flow through them predicts {predicted}."
+            f"of {change}. The flow through them predicts {prediction}."
         )
 
     def _read(self, name: str, query: Query) -> Reading:
@@ -148,8 +148,8 @@ def _language_starts(model: ResidualModel, corpus: Corpus | None) -> dict[str, s
     if direction is None and example.prompt:
         direction = likely_answer(model, example.prompt, example.against or None)
     elif direction is None:
-        known = [] if corpus is None else example_directions(model, corpus)
-        direction = known[0] if known else TokenDirection(exact_names(model, [0])[0])
+        directions = [] if corpus is None else example_directions(model, corpus)
+        direction = directions[0] if directions else TokenDirection(exact_names(model, [0])[0])
     starts |= {"token": direction.token, "minus": written_names(direction.minus)}
     if model.modules.positions or model.modules.hidden_positions:
         starts["position"] = "1"

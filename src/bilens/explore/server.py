@@ -113,8 +113,8 @@ class Handler(BaseHTTPRequestHandler):
         except KeyError:
             self._send(HTTPStatus.NOT_FOUND, TEXT, "There is no such page.")
         except (BilensError, ValueError) as error:
-            known = isinstance(error, BilensError)
-            reason = str(error) if known else "This request cannot be read."
+            is_ours = isinstance(error, BilensError)
+            reason = str(error) if is_ours else "This request cannot be read."
             self._send(HTTPStatus.BAD_REQUEST, TEXT, reason)
         except Exception:
             logger.exception("explorer: %s failed", place.path)

@@ -35,9 +35,9 @@ def read_sheet(text: str, data: ImageData) -> str:
     Raises:
         BilensError: it is no such picture.
     """
-    _, is_picture, packed = text.partition("data:image/png;base64,")
+    _, is_picture, encoding = text.partition("data:image/png;base64,")
     try:
-        picture = Image.open(io.BytesIO(base64.b64decode(packed)), formats=["PNG"])
+        picture = Image.open(io.BytesIO(base64.b64decode(encoding)), formats=["PNG"])
         # The size is in the file's head: a file that is too large is never unpacked.
         if not is_picture or max(picture.size) > SIDE:
             raise ValueError("too large")
@@ -59,13 +59,13 @@ def unpack_input(text: str, data: ImageData) -> Float[Tensor, " pixels"]:
     if text.startswith(TEST):
         digits = text.removeprefix(TEST)
         if digits.isascii() and digits.isdigit() and len(digits) < 10:
-            number = int(digits)
-            if number < len(data.test_images):
-                return data.test_images[number]
+            i = int(digits)
+            if i < len(data.test_images):
+                return data.test_images[i]
     elif text.startswith(DRAWN):
-        packed = text.removeprefix(DRAWN)
+        code = text.removeprefix(DRAWN)
         try:
-            raw = base64.b64decode(packed + "=" * (-len(packed) % 4), altchars=b"-_", validate=True)
+            raw = base64.b64decode(code + "=" * (-len(code) % 4), altchars=b"-_", validate=True)
             # Never more than an image, whatever the address claims to hold.
             levels = zlib.decompressobj().decompress(raw, data.n_inputs + 1)
         except (binascii.Error, ValueError, zlib.error):

@@ -89,12 +89,12 @@ def with_effects(model: ResidualModel, flow: Flow, count: int) -> Flow:
     if not nodes:
         return flow
     effects = measure(model, flow, nodes)
-    measured = {
+    updates = {
         node.place: replace(node, measured=-effect.actual)
         for node, effect in zip(nodes, effects, strict=True)
     }
-    named = {node.place: node for node in flow.named}
-    return replace(flow, named=tuple((named | measured).values()))
+    nodes_at = {node.place: node for node in flow.named}
+    return replace(flow, named=tuple((nodes_at | updates).values()))
 
 
 @detached
@@ -113,9 +113,9 @@ def remove(model: ResidualModel, flow: Flow, nodes: Sequence[Node]) -> Ablation:
         raise BilensError("nodes is empty, expected nodes of the flow")
     actual = without_parts(model, flow, _parts(flow, nodes))
     inside = float(flow.edges(nodes).sum())
-    predicted = inside - sum(node.flow for node in nodes)
+    prediction = inside - sum(node.flow for node in nodes)
     names = [node.name(flow.tokens) for node in nodes]
-    return Ablation(predicted, actual, " and ".join(names), "group")
+    return Ablation(prediction, actual, " and ".join(names), "group")
 
 
 @torch.no_grad()
@@ -138,8 +138,8 @@ def run_without(model: ResidualModel, flow: Flow, groups: Sequence[Sequence[Part
     Each text has the values of the other one for them.
     """
     texts = _both_texts(model, flow)
-    changed, own = exchange_parts(texts, texts.some([1, 0]), groups), texts.stream[:, None]
-    return [(own[0], changed[:, 0]), (changed[:, 1], own[1])]
+    streams, own = exchange_parts(texts, texts.some([1, 0]), groups), texts.stream[:, None]
+    return [(own[0], streams[:, 0]), (streams[:, 1], own[1])]
 
 
 def _both_texts(model: ResidualModel, flow: Flow) -> Pass:

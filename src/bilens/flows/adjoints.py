@@ -195,9 +195,9 @@ class Adjoints:
         after: list[Hook] = [(places.embed, embed), *((table, start) for table in places.tables)]
         after += [(layer.module, leave) for layer in places.layers]
         for layer in places.layers if self.keep else ():
-            cutting = self._cutting(layer)
-            before += cutting[0]
-            after += cutting[1]
+            layer_hooks = self._cutting(layer)
+            before += layer_hooks[0]
+            after += layer_hooks[1]
         own = module_hooks(places.model, lambda: rules)
         hooks = hooked([*before, *own[0]], [*own[1], *after])
         with hooks, places.context(), torch.enable_grad(), rules:
@@ -210,10 +210,10 @@ class Adjoints:
 
     def _read(self, stream: Tensor) -> Tensor:
         """Return a stream that is read; note whether the layer before has left another one."""
-        left, self._left = self._left, None
-        if left is not None and stream is not left:
+        stream_before, self._left = self._left, None
+        if stream_before is not None and stream is not stream_before:
             # Only the last positions may go on to the logits.
-            self.changes_stream |= not torch.equal(stream, left[:, -stream.shape[1] :])
+            self.changes_stream |= not torch.equal(stream, stream_before[:, -stream.shape[1] :])
         return stream
 
     def _take(self, rules: Rules) -> None:
@@ -298,11 +298,11 @@ class Adjoints:
             yield from self.known
             return
         # Adjoints of streams, and of the embeddings, which layers may read directly.
-        pending = Sums()
-        pending.add(self.last.leaf, self.of_last)
+        sums = Sums()
+        sums.add(self.last.leaf, self.of_last)
         numbers = range(len(self.graphs))
         for layer in progress_bar("layers of the flow", reversed(numbers), total=len(numbers)):
-            of_layer = self.pull(layer, pending)
+            of_layer = self.pull(layer, sums)
             if self.keep:
                 self.known.append((layer, of_layer))
             yield layer, of_layer
@@ -311,10 +311,10 @@ class Adjoints:
                 del of_layer
                 return_freed()
         stream = self.graphs[0].stream
-        of_stream = pending.get(stream.leaf)
+        of_stream = sums.get(stream.leaf)
         if of_stream is not None:
-            pending.add_all(self.first, gradients(stream.value, self.first, of_stream))
-        self.of_first = [pending.get(x) for x in self.first]
+            sums.add_all(self.first, gradients(stream.value, self.first, of_stream))
+        self.of_first = [sums.get(x) for x in self.first]
 
     def pull(self, layer: int, pending: "Sums") -> LayerGraph:
         """Pull the adjoint of the stream after a layer down to its parts and the stream before."""
@@ -347,8 +347,8 @@ class Sums:
     def add(self, x: Tensor, adjoint: Tensor | None) -> None:
         """Add an adjoint of a tensor; None where it is not read."""
         if adjoint is not None:
-            known = self.adjoints.get(id(x))
-            self.adjoints[id(x)] = adjoint if known is None else known + adjoint.to(known)
+            total = self.adjoints.get(id(x))
+            self.adjoints[id(x)] = adjoint if total is None else total + adjoint.to(total)
 
     def add_all(self, tensors: Sequence[Tensor], adjoints: Sequence[Tensor | None]) -> None:
         """Add adjoints of the first tensors."""
@@ -376,12 +376,12 @@ def gradients(value: Tensor, inputs: Sequence[Tensor], adjoint: Tensor) -> list[
     if not value.requires_grad:
         return [None] * len(inputs)
     try:
-        found = torch.autograd.grad(value, inputs, adjoint, retain_graph=True, allow_unused=True)
+        results = torch.autograd.grad(value, inputs, adjoint, retain_graph=True, allow_unused=True)
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
         raise UnknownOperationError(f"no adjoint passes the model: {error}") from None
-    return list(found)
+    return list(results)
 
 
 def start_flows(adjoints: Adjoints, leaf: Tensor, w: Tensor) -> Float[Tensor, " questions"]:

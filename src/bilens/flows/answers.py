@@ -142,14 +142,14 @@ def answer_flows(
     model = opened(model)
     ids = model.ids(text)
     if answer is None:
-        written = continued(model, ids, generate, temperature=0.0)[len(ids) :]
+        ids_of_answer = continued(model, ids, generate, temperature=0.0)[len(ids) :]
     else:
-        known = model.answer(answer) if isinstance(answer, str) else model.ids(answer)
-        written = torch.as_tensor(known, device=ids.device)
+        tokens = model.answer(answer) if isinstance(answer, str) else model.ids(answer)
+        ids_of_answer = torch.as_tensor(tokens, device=ids.device)
     rows = list[tuple[tuple[float, float], Tensor, float]]()
-    first = fitted_pair(model, Question(ids, int(written[0]), (), against))
-    questions = _questions(model, first, written, target)
-    for question in progress_bar("tokens of the answer", questions, total=len(written)):
+    first = fitted_pair(model, Question(ids, int(ids_of_answer[0]), (), against))
+    questions = _questions(model, first, ids_of_answer, target)
+    for question in progress_bar("tokens of the answer", questions, total=len(ids_of_answer)):
         (through,) = flows(model, [question])
         # There is no room for the graph of this pass beside that of the next.
         through.origin.release()
@@ -158,8 +158,8 @@ def answer_flows(
     width = len(rows[-1][1])
     return AnswerFlows(
         tokens=through.tokens,
-        spoken=(names := tuple(shown_tokens(model, written))),
-        words=write_out(model.tokenizer, written) if model.tokenizer else " ".join(names),
+        spoken=(names := tuple(shown_tokens(model, ids_of_answer))),
+        words=write_out(model.tokenizer, ids_of_answer) if model.tokenizer else " ".join(names),
         values=torch.tensor([values for values, _, _ in rows], dtype=torch.float64),
         flows=torch.stack([torch.nn.functional.pad(x, (0, width - len(x))) for _, x, _ in rows]),
         choices=torch.tensor([choices for _, _, choices in rows], dtype=torch.float64),
@@ -181,13 +181,13 @@ def _questions(
 
     `first` is that of the first one.
     """
-    given = first.question.against
+    second = first.question.against
     # What has the same embedding everywhere has it at the answer too.
     is_text_long = first.embeddings is None or not (
-        first.question.is_neutral or (isinstance(given, Tensor) and given.dim() == 1)
+        first.question.is_neutral or (isinstance(second, Tensor) and second.dim() == 1)
     )
     for n, token in enumerate(answer.tolist()):
-        before, against = answer[:n], given
+        before, against = answer[:n], second
         if is_text_long:
             rows = first.corrupt if first.embeddings is None else first.embeddings
             assert rows is not None

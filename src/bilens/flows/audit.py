@@ -256,13 +256,13 @@ def _auditing(calls: list[_Operation]) -> Callable[..., Any]:
         in_place = name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
         in_place = in_place and isinstance(args[0], Tensor)
         n_leaves = len(rules.leaves)
-        given = [_read_once(x, inputs) for x in args]
+        copies = [_read_once(x, inputs) for x in args]
         if in_place:
-            given[0] = _marked(given[0].clone())
-        result = Rules.__torch_function__(rules, func, types, given, kwargs)
-        outputs = [x for x in tensors_in((given[0] if in_place else result,)) if is_live(x)]
+            copies[0] = _marked(copies[0].clone())
+        result = Rules.__torch_function__(rules, func, types, copies, kwargs)
+        outputs = [x for x in tensors_in((copies[0] if in_place else result,)) if is_live(x)]
         if in_place:
-            args[0].copy_(given[0])
+            args[0].copy_(copies[0])
             _marked(args[0])
             result = None if name == "__setitem__" else args[0]
         inputs += [leaf.value for leaf in rules.leaves[n_leaves:]]
@@ -310,8 +310,8 @@ def check_rules(model: ResidualModel, runs: TextPair) -> None:
     signs = torch.ones_like(numbers)
     signs[len(signs) // 2 :] = -1
     activations = [x for call in calls for x in (*call.inputs, *call.outputs)]
-    found = iter(torch.autograd.grad(numbers, activations, signs, allow_unused=True))
-    adjoints = [[next(found) for _ in call.values] for call in calls]
+    gradients = iter(torch.autograd.grad(numbers, activations, signs, allow_unused=True))
+    adjoints = [[next(gradients) for _ in call.values] for call in calls]
     least = 1e-3 * float((signs * numbers.detach()).sum().abs())
     for call, of_call in zip(reversed(calls), reversed(adjoints), strict=True):
         # The adjoint of the second text is minus that of the first: w . (x1 - x0) is w . x.
@@ -320,17 +320,17 @@ def check_rules(model: ResidualModel, runs: TextPair) -> None:
             for w, value in zip(of_call, call.values, strict=True)
         ]
         into, out = sum(flows[: len(call.inputs)]), sum(flows[len(call.inputs) :])
-        mirrored = all(_is_mirrored(w) for w in of_call[: len(call.inputs)] if w is not None)
-        if not (mirrored and abs(into - out) <= least):
+        is_mirrored = all(_is_mirrored(w) for w in of_call[: len(call.inputs)] if w is not None)
+        if not (is_mirrored and abs(into - out) <= least):
             raise _error(call.name, "has no rule for what this call does", call.line)
 
 
 def _is_mirrored(w: Tensor) -> bool:
     """Return whether the adjoint of the second text is minus that of the first, on some axis."""
-    allowed = 1e-3 * w.abs().max()
+    tolerance = 1e-3 * w.abs().max()
     for axis, size in enumerate(w.shape):
         if size % 2 == 0:
             first, second = w.unflatten(axis, (2, -1)).unbind(axis)
-            if bool(((first + second).abs() <= allowed).all()):
+            if bool(((first + second).abs() <= tolerance).all()):
                 return True
     return not w.any()

@@ -78,8 +78,8 @@ class BothModels:
         # Rows of experts are tokens of several texts, whose flows would be mixed.
         most = 1 if self._has_experts else BATCH
         alike: dict[tuple[int, str], list[int]] = defaultdict(list)
-        for number, fitted in enumerate(self.questions):
-            alike[len(fitted.clean), fitted.target].append(number)
+        for i, fitted in enumerate(self.questions):
+            alike[len(fitted.clean), fitted.target].append(i)
         return [
             numbers[start : start + most]
             for numbers in alike.values()
@@ -181,14 +181,14 @@ class BothModels:
         layers, generator = [*self.layers.values()], torch.Generator().manual_seed(seed)
         values = torch.zeros(len(self.questions), len(layers), dtype=torch.float64)
         start, order = self.run(()), list[int]()
-        for number in range(orders):
-            drawn = torch.randperm(len(layers), generator=generator).tolist()
-            order = order[::-1] if number % 2 else drawn
-            tuned: list[str] = []
+        for turn in range(orders):
+            permutation = torch.randperm(len(layers), generator=generator).tolist()
+            order = order[::-1] if turn % 2 else permutation
+            names: list[str] = []
             before = start
             for i in order:
-                tuned += layers[i]
-                after = self.run(tuned)
+                names += layers[i]
+                after = self.run(names)
                 values[:, i] += (after - before) / orders
                 before = after
         return values
@@ -225,13 +225,13 @@ class BothModels:
         }
         undone = {}
         for by, rankings in strengths.items():
-            lost, won = torch.zeros_like(changes), torch.zeros_like(changes)
+            losses, gains = torch.zeros_like(changes), torch.zeros_like(changes)
             for strength in rankings:
-                chosen = {names[i] for i in strength.topk(k).indices.tolist()}
-                without = self.run(name for name in names if name not in chosen)
-                lost += signs * (with_all - without) / len(rankings)
-                won += signs * (self.run(chosen) - with_none) / len(rankings)
-            shares = (Interval.of(rises, changes.abs()) for rises in (lost, won))
+                selection = {names[i] for i in strength.topk(k).indices.tolist()}
+                without = self.run(name for name in names if name not in selection)
+                losses += signs * (with_all - without) / len(rankings)
+                gains += signs * (self.run(selection) - with_none) / len(rankings)
+            shares = (Interval.of(rises, changes.abs()) for rises in (losses, gains))
             undone[by] = Undone(k, *shares)
         return undone
 
@@ -261,11 +261,11 @@ def weight_flows(
     What follows from several weights counts for each of them in equal shares.
     """
     flows = torch.zeros(questions, len(names), dtype=torch.float64)
-    numbers = {name: number for number, name in enumerate(names)}
-    for joined, found in of_weights(rules, questions):
-        parts = joined.split("+")
+    numbers = {name: i for i, name in enumerate(names)}
+    for label, gradient in of_weights(rules, questions):
+        parts = label.split("+")
         for name in parts:
-            flows[:, numbers[name]] += found.reshape(questions, -1).sum(1) / len(parts)
+            flows[:, numbers[name]] += gradient.reshape(questions, -1).sum(1) / len(parts)
     return flows
 
 
@@ -321,13 +321,13 @@ def weight_pairs(base: nn.Module, tuned: nn.Module | Mapping[str, Change]) -> di
     if isinstance(tuned, Mapping):
         weights = dict(base.named_parameters())
         for name, change in tuned.items():
-            stored = _stored(weights[name])
+            weight = _stored(weights[name])
             if isinstance(change, Tensor):
-                pairs[name] = WeightPair(name, change.to(stored.detach()), stored)
+                pairs[name] = WeightPair(name, change.to(weight.detach()), weight)
                 continue
-            whole = stored.detach().to(device_of(stored), working_dtype(stored.dtype))
+            whole = weight.detach().to(device_of(weight), working_dtype(weight.dtype))
             A, B = (factor.to(whole) for factor in change)
-            pairs[name] = WeightPair(name, whole + B @ A, stored, (A, B))
+            pairs[name] = WeightPair(name, whole + B @ A, weight, (A, B))
         return pairs
     for kind, ours, theirs in _alike(base, tuned):
         for name, value in ours.items():
@@ -341,8 +341,8 @@ def weight_pairs(base: nn.Module, tuned: nn.Module | Mapping[str, Change]) -> di
                 raise BilensError(f"tuned and base differ in the buffer {name}, which is no weight")
             # Passes widen and move weights only of a base model that is stored so.
             device = other.device if hasattr(value, "used_on") else value.device
-            of_tuned = on_device(other.detach().to(device, wide), device_of(value))
-            pairs[name] = WeightPair(name, of_tuned, _stored(value))
+            tuned_weight = on_device(other.detach().to(device, wide), device_of(value))
+            pairs[name] = WeightPair(name, tuned_weight, _stored(value))
     return pairs
 
 

@@ -36,17 +36,17 @@ class Edges:
         self.changes: dict[int, Tensor] = {}  # of the outputs of nodes
         # Numbers of nodes by their layer and kind.
         self.shown: dict[int | None, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
-        for number, node in enumerate(nodes):
-            self.shown[node.layer][node.kind].append(number)
+        for index, node in enumerate(nodes):
+            self.shown[node.layer][node.kind].append(index)
         self.tokens = {nodes[i].position: i for i in self.shown[None]["token"]}
 
     def all(self) -> Tensor:
         """Return all edges."""
         adjoints = self.adjoints
-        for number, node in enumerate(self.nodes):
+        for i, node in enumerate(self.nodes):
             if node.kind == "output":
-                self.reading[number] = Sums()
-                self.reading[number].add(
+                self.reading[i] = Sums()
+                self.reading[i].add(
                     adjoints.last.leaf, adjoints.of_question(self.row, adjoints.of_last)
                 )
         for layer, of_layer in adjoints.layers():
@@ -54,13 +54,13 @@ class Edges:
         self._embeddings()
         return self.edges
 
-    def _layer(self, number: int, graph: LayerGraph, shown: Mapping[str, list[int]]) -> None:
+    def _layer(self, layer: int, graph: LayerGraph, ids: Mapping[str, list[int]]) -> None:
         adjoints = self.adjoints
-        earlier = adjoints.earlier(number)
-        mlps = [*shown["mlp"], *shown["expert"]]
-        outputs = self._outputs(graph, [*mlps, *shown["head"]])
-        parts = _parts(graph, shown["head"], mlps)
-        starts = graph.leaves if shown["choice"] or adjoints.lacked else []
+        earlier = adjoints.earlier(layer)
+        mlps = [*ids["mlp"], *ids["expert"]]
+        outputs = self._outputs(graph, [*mlps, *ids["head"]])
+        parts = _parts(graph, ids["head"], mlps)
+        starts = graph.leaves if ids["choice"] or adjoints.lacked else []
         places = [*(leaf for leaf, _ in parts), *(leaf.value for leaf in starts)]
 
         def note(reader: int, adjoints: Sequence[Tensor | None]) -> None:
@@ -68,18 +68,18 @@ class Edges:
             for (_, members), of_part in zip(parts, adjoints, strict=False):
                 self._to_parts(reader, members, of_part, graph)
             for leaf, of_start in zip(starts, adjoints[len(parts) :], strict=True):
-                self._to_choice(reader, shown["choice"], leaf, of_start)
+                self._to_choice(reader, ids["choice"], leaf, of_start)
 
         def read(reader: int, value: Tensor, w: Tensor) -> None:
             """Pull an adjoint back to what was there before, and note the edges."""
-            found = gradients(value, [*earlier, *places], w)
-            self.reading[reader].add_all(earlier, found)
-            note(reader, found[len(earlier) :])
+            results = gradients(value, [*earlier, *places], w)
+            self.reading[reader].add_all(earlier, results)
+            note(reader, results[len(earlier) :])
 
         for reader, sums in self.reading.items():
             # What a later layer has read of this one beside the stream.
             note(reader, [sums.pop(x) for x in places])
-            w = adjoints.arriving(number, sums)
+            w = adjoints.arriving(layer, sums)
             if w is None:
                 continue
             if graph.passes and not places:
@@ -105,21 +105,21 @@ class Edges:
         """Note the edges to heads, or to MLPs and experts, given the adjoint at all positions."""
         if w is None:
             return
-        for number in numbers:
-            node, change = self.nodes[number], self.changes[number]
+        for i in numbers:
+            node, change = self.nodes[i], self.changes[i]
             first = (node.number or 0) * len(change) if node.kind == "head" else 0
             at = graph.of_experts(w) if node.kind == "expert" else w
             row = at[self.row, node.position, first : first + len(change)]
-            self.edges[reader, number] += float(row @ change)
+            self.edges[reader, i] += float(row @ change)
 
     def _to_choice(self, reader: int, numbers: Sequence[int], leaf: Leaf, w: Tensor | None) -> None:
         """Note the edges to a choice, if there is one, and to tokens that one text lacks."""
         if w is None:
             return
         lacked = lacked_flows(self.adjoints, leaf, w)[self.row]
-        chosen = start_flows(self.adjoints, leaf.value, w)[self.row] - lacked.sum()
-        for number in numbers:
-            self.edges[reader, number] += float(chosen)
+        change = start_flows(self.adjoints, leaf.value, w)[self.row] - lacked.sum()
+        for i in numbers:
+            self.edges[reader, i] += float(change)
         for position, through in enumerate(lacked.tolist()):
             if position in self.tokens:
                 self.edges[reader, self.tokens[position]] += through

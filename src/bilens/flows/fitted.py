@@ -88,16 +88,16 @@ def fit(
     if not spoken:
         tokens = _numbered(model, question.tokens)
     minus = _numbered(model, question.minus)
-    for number in tokens.keys() & minus.keys():
-        raise BilensError(f"minus has the token {tokens[number]!r} itself, expected other tokens")
+    for token in tokens.keys() & minus.keys():
+        raise BilensError(f"minus has the token {tokens[token]!r} itself, expected other tokens")
     target = question.target
     if question.vector is None:
         if spoken and target == "logit":
             target = "log-probability"
         names = [*tokens.values()] or question.tokens
-        named = replace(question, token=tuple(names), minus=tuple(minus.values()), target=target)
+        resolved = replace(question, token=tuple(names), minus=tuple(minus.values()), target=target)
     else:
-        named = question
+        resolved = question
     clean = model.ids(question.text, question.position)
     parts = model.places.modules
     # Vectors of positions would differ at the end, and no part takes them over.
@@ -111,7 +111,7 @@ def fit(
     if embeddings is not None:
         embeddings = torch.cat([embeddings, model.places.rows(further)])
     return Fitted(
-        named,
+        resolved,
         clean,
         corrupt,
         embeddings,
@@ -127,9 +127,9 @@ def _numbered(model: ResidualModel, names: Sequence[str]) -> dict[int, str]:
     """Return the numbers of tokens, each once, with the first of its names."""
     numbers: dict[int, str] = {}
     for name in names:
-        number = model.token(name)
-        known = exact_names(model, [number])[0] if name == f"[{number}]" else name
-        numbers.setdefault(number, known)
+        token = model.token(name)
+        label = exact_names(model, [token])[0] if name == f"[{token}]" else name
+        numbers.setdefault(token, label)
     return numbers
 
 
@@ -264,10 +264,10 @@ class Score:
             self.u, self.bias, self.modules = fitted.vector, 0.0, model.modules
             return
         self.shares = torch.tensor(fitted.shares, device=model.device, dtype=model.places.dtype)
-        known = model.places.modules
-        if self.tokens and self.target == "logit" and known is not None:
-            self.modules = known
-            W, b = known.logit_weights(self.tokens + self.minus)
+        modules = model.places.modules
+        if self.tokens and self.target == "logit" and modules is not None:
+            self.modules = modules
+            W, b = modules.logit_weights(self.tokens + self.minus)
             self.u, self.bias = W @ self.shares, float(self.shares @ b)
 
     @property
@@ -333,7 +333,7 @@ def answered(model: ResidualModel, questions: Sequence[Question]) -> list[Questi
     Raises:
         BilensError: a text or a token does not fit the model.
     """
-    kept = []
+    results = []
     for question in questions:
         fitted = fit(model, question, any_length=True)
         score, answers = Score(model, fitted), []
@@ -341,19 +341,19 @@ def answered(model: ResidualModel, questions: Sequence[Question]) -> list[Questi
             stream = Pass.of(model, ids[None], None if rows is None else rows[None]).stream[0]
             answers.append(score.is_answer(stream))
         if answers == [True, False][: len(answers)]:
-            kept.append(question)
-    return kept
+            results.append(question)
+    return results
 
 
 def token_hints(model: ResidualModel, questions: Sequence[Question]) -> tuple[str, ...]:
     """Return what is read in a chat or otherwise than written, and tokens meant behind a space."""
-    named = [question for question in questions if question.vector is None]
-    written = [x for q in questions for x in (q.text, q.against) if isinstance(x, str)]
-    answers = dict.fromkeys(name for q in named for name in (*q.tokens, *q.minus))
-    otherwise = otherwise_read(model, dict.fromkeys(x for x in written if x != NEUTRAL), answers)
-    texts = ((model.ids(q.text, q.position), (*q.tokens, *q.minus)) for q in named)
-    read = [write_out(model.tokenizer, model.ids(q.text)) for q in questions[: int(model.chat)]]
-    chats = (f"the first text is read as {text!r}." for text in read)
+    with_tokens = [question for question in questions if question.vector is None]
+    texts_in = [x for q in questions for x in (q.text, q.against) if isinstance(x, str)]
+    answers = dict.fromkeys(name for q in with_tokens for name in (*q.tokens, *q.minus))
+    otherwise = otherwise_read(model, dict.fromkeys(x for x in texts_in if x != NEUTRAL), answers)
+    texts = ((model.ids(q.text, q.position), (*q.tokens, *q.minus)) for q in with_tokens)
+    as_read = [write_out(model.tokenizer, model.ids(q.text)) for q in questions[: int(model.chat)]]
+    chats = (f"the first text is read as {text!r}." for text in as_read)
     return (*chats, *otherwise, *space_hints(model, texts))
 
 

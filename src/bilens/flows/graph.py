@@ -138,8 +138,8 @@ class Flow(Reading):
             """Add an array whose axes are some of the four numbers of a place, by their order."""
             index = flows.nonzero()
             places = torch.full((len(index), 4), -1, device="cpu")
-            for axis, number in enumerate(axes):
-                places[:, number] = index[:, axis].cpu()
+            for axis, column in enumerate(axes):
+                places[:, column] = index[:, axis].cpu()
             arrays.append((kind, flows[tuple(index.T)].cpu(), places))
 
         add("token", self.embeddings, 2)
@@ -170,11 +170,11 @@ class Flow(Reading):
                 strong = flows != 0
             rows = zip(flows[strong].tolist(), places[strong].tolist(), strict=True)
             for through, place in rows:
-                layer, number, position, source = (None if x < 0 else x for x in place)
+                layer, index, position, source = (None if x < 0 else x for x in place)
                 part = SUBLAYERS.get(kind)
-                nodes.append(Node(kind, through, layer, part, position, source, number))
-        named = {node.place: node for node in self.named}
-        nodes = [named.get(node.place, node) for node in nodes]
+                nodes.append(Node(kind, through, layer, part, position, source, index))
+        nodes_at = {node.place: node for node in self.named}
+        nodes = [nodes_at.get(node.place, node) for node in nodes]
         return tuple(sorted(nodes, key=lambda node: -abs(node.flow)))
 
     def strongest(self, k: int) -> tuple[Node, ...]:
@@ -198,10 +198,10 @@ class Flow(Reading):
         Such a position draws much more than its share of the attention of all later ones, as the
         first token does in most transformers. Heads that have nothing to move attend there.
         """
-        known = [pairs.attention for pairs in self.pairs if pairs is not None]
-        if not known:
+        patterns = [pairs.attention for pairs in self.pairs if pairs is not None]
+        if not patterns:
             return ()
-        pattern = torch.stack(known).mean(0)
+        pattern = torch.stack(patterns).mean(0)
         time = len(pattern)
         even = 1 / torch.arange(1, time + 1, device=pattern.device)
         sinks = []
@@ -241,23 +241,23 @@ class Flow(Reading):
         """
         self.check_nodes(nodes)
         of_layer: dict[int | None, list[int]] = defaultdict(list)
-        for number, node in enumerate(nodes):
-            of_layer[node.layer].append(number)
+        for i, node in enumerate(nodes):
+            of_layer[node.layer].append(i)
         adjoints = self.adjoints
         embedding = adjoints.change(adjoints.embedding.value)[self.row]
-        outputs = {number: embedding[nodes[number].position] for number in of_layer[None]}
+        outputs = {i: embedding[nodes[i].position] for i in of_layer[None]}
         for layer, graph in adjoints.layers():
-            for number in of_layer[layer]:
-                value, _ = self.at(nodes[number], graph, adjoints)
-                outputs[number] = adjoints.change(value)[self.row]
-        return [outputs[number] for number in range(len(nodes))]
+            for i in of_layer[layer]:
+                value, _ = self.at(nodes[i], graph, adjoints)
+                outputs[i] = adjoints.change(value)[self.row]
+        return [outputs[i] for i in range(len(nodes))]
 
     def adjoint(self, node: Node) -> Float[Tensor, " width"]:
         """Return the adjoint of the number at the output of a node in a layer."""
         self.check_nodes([node])
         adjoints = self.adjoints
-        for number, layer in adjoints.layers():
-            if number == node.layer:
+        for i, layer in adjoints.layers():
+            if i == node.layer:
                 return self.at(node, layer, adjoints)[1][self.row]
         raise BilensError(f"{node.address} is in no layer")
 
@@ -278,18 +278,18 @@ class Flow(Reading):
             raise BilensError(f"layer={layer} has no experts, expected one with several")
         call, w = graph.experts[0], graph.of_experts(graph.of_mlp)
         nodes = []
-        for number in range(expert_count(call.module)):
-            change = adjoints.change(call.term(number).reshape(w.shape))
+        for expert in range(expert_count(call.module)):
+            change = adjoints.change(call.term(expert).reshape(w.shape))
             through = float(w[self.row, position] @ change[self.row, position])
             if through:
-                nodes.append(Node("expert", through, layer, "mlp", position, None, number))
+                nodes.append(Node("expert", through, layer, "mlp", position, None, expert))
         return tuple(sorted(nodes, key=lambda node: -abs(node.flow)))
 
     def at(self, node: Node, layer: LayerGraph, adjoints: Adjoints) -> tuple[Tensor, Tensor]:
         """Return the output of a node for all texts, and the adjoint there of this question."""
         if node.kind not in (*SUBLAYERS, "expert"):
             raise BilensError(f"{node.address} has no output of its own; expected a head or an MLP")
-        position, number = node.position, node.number or 0
+        position, i = node.position, node.number or 0
         is_mlp = node.part == "mlp"
         cut, w = (layer.mlp, layer.of_mlp) if is_mlp else (layer.heads, layer.of_heads)
         assert cut is not None
@@ -298,12 +298,12 @@ class Flow(Reading):
         columns = slice(None)
         if node.kind == "head":
             width = w.shape[-1] // self.heads.shape[1]
-            columns = slice(number * width, (number + 1) * width)
+            columns = slice(i * width, (i + 1) * width)
         if node.kind == "expert":
             assert layer.experts is not None
             w = layer.of_experts(adjoints.of_question(self.row, w))
             with torch.enable_grad(), Rules(len(adjoints.ids)):
-                term = layer.experts[0].term(number).reshape(w.shape)
+                term = layer.experts[0].term(i).reshape(w.shape)
                 return term[:, position], w[:, position]
         w = adjoints.of_question(self.row, w[:, position, columns])
         with torch.enable_grad():
@@ -311,7 +311,7 @@ class Flow(Reading):
                 return cut.value[:, position, columns], w
             assert layer.mix is not None
             with Rules(len(adjoints.ids)):
-                return layer.mix.term(number, position, node.source), w
+                return layer.mix.term(i, position, node.source), w
 
     @checked
     def edges(self, nodes: Sequence[Node]) -> Float[Tensor, "n n"]:
@@ -335,11 +335,11 @@ class Flow(Reading):
     def graph(self, nodes: Sequence[Node]) -> "FlowGraph":
         """Return the graph of some nodes, each once, and the logit."""
         different = {node.place: node for node in nodes}.values()
-        ordered = (self.output, *sorted(different, key=height, reverse=True))
-        edges = self.edges(ordered)
-        starts = self._starts(ordered, edges)
-        named = (replace(node, sources=x) for node, x in zip(ordered, starts, strict=True))
-        return FlowGraph(self, tuple(named), edges)
+        order = (self.output, *sorted(different, key=height, reverse=True))
+        edges = self.edges(order)
+        starts = self._starts(order, edges)
+        nodes_of = (replace(node, sources=x) for node, x in zip(order, starts, strict=True))
+        return FlowGraph(self, tuple(nodes_of), edges)
 
     def _starts(
         self, nodes: Sequence[Node], edges: Float[Tensor, "n n"], k: int = 2
@@ -453,12 +453,12 @@ def path_weights(nodes: Sequence[Node], edges: Float[Tensor, "n n"]) -> Float[Te
     """
     flows = edges.new_tensor([node.flow for node in nodes])
     # arriving[b] / flow[b]: the share of b's flow that reaches the logit among these nodes.
-    reached, weights = torch.zeros_like(flows), torch.zeros_like(edges)
-    reached[0] = 1
+    arrivals, weights = torch.zeros_like(flows), torch.zeros_like(edges)
+    arrivals[0] = 1
     for b in range(1, len(nodes)):
-        weights[:b, b] = reached[:b] * edges[:b, b]
+        weights[:b, b] = arrivals[:b] * edges[:b, b]
         if nodes[b].kind not in LEAVES and flows[b] != 0:
-            reached[b] = weights[:b, b].sum() / flows[b]
+            arrivals[b] = weights[:b, b].sum() / flows[b]
     return weights
 
 

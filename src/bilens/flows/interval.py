@@ -33,9 +33,9 @@ class Interval:
         The interval has all shares q for which the mean of rise - q change is within t standard
         errors of 0. They are the roots of a quadratic equation.
         """
-        both = torch.stack([rises, changes]).cpu().double()
-        spread = both - both.mean(1, keepdim=True)
-        return cls.of_moments(len(rises), both.mean(1), spread @ spread.T)
+        pairs = torch.stack([rises, changes]).cpu().double()
+        spread = pairs - pairs.mean(1, keepdim=True)
+        return cls.of_moments(len(rises), pairs.mean(1), spread @ spread.T)
 
     @classmethod
     def of_moments(

@@ -50,15 +50,15 @@ def _function(rules: Callable[[], Rules]) -> tuple[Callable[..., Any], Callable[
     def pause(_: nn.Module, args: tuple[Any, ...], __: Any) -> None:
         if args and is_live(args[0]) and not rules().paused:
             rules().paused = True
-            paused.append(args[0])
+            inputs.append(args[0])
 
     def apply(module: nn.Module, *_: Any) -> Tensor | None:
-        if not paused:
+        if not inputs:
             return None
         rules().paused = False
-        return activation(lambda x: type(module).forward(module, x), paused.pop())
+        return activation(lambda x: type(module).forward(module, x), inputs.pop())
 
-    paused: list[Tensor] = []
+    inputs: list[Tensor] = []
     return pause, apply
 
 
@@ -106,9 +106,9 @@ def _in_either(mode: Rules, call: ExpertCall) -> ExpertCall:
     index, count = call.chosen, expert_count(call.module)
     one_hot = functional.one_hot(index, count)
     dense = (mode.chosen(one_hot, call.weights) * call.weights.unsqueeze(-1)).sum(-2)
-    asked = torch.zeros(len(index), count, dtype=torch.bool, device=index.device)
-    asked = mode.in_either(asked.scatter(1, index, True))
+    mask = torch.zeros(len(index), count, dtype=torch.bool, device=index.device)
+    mask = mode.in_either(mask.scatter(1, index, True))
     if not call.knows_none:
-        asked[:] = True
+        mask[:] = True
     numbers = torch.arange(count, device=index.device)
-    return call._replace(chosen=torch.where(asked, numbers, count), weights=dense)
+    return call._replace(chosen=torch.where(mask, numbers, count), weights=dense)

@@ -86,8 +86,8 @@ class Node:
         at = f'"{tokens[self.position]}"'
         if self.kind == "head" and self.source is not None:
             source = tokens[self.source]
-            repeated = f" ({self.source})" if tokens.count(source) > 1 else ""
-            return f'{self.address} "{source}"{repeated} → {at}'
+            suffix = f" ({self.source})" if tokens.count(source) > 1 else ""
+            return f'{self.address} "{source}"{suffix} → {at}'
         return f"{self.address} {at}"
 
     def effect(self, k: int = 3) -> str:
@@ -123,5 +123,5 @@ def node_columns(nodes: Sequence[Node], tokens: Sequence[str]) -> Columns:
         "lowers": [", ".join(node.lowers) for node in nodes],
         "from": [", ".join(node.sources) for node in nodes],
     }
-    filled = {name: cells for name, cells in optional.items() if set(cells) - {None, ""}}
-    return {**columns, **filled}
+    cells_of = {name: cells for name, cells in optional.items() if set(cells) - {None, ""}}
+    return {**columns, **cells_of}

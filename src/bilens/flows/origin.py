@@ -35,22 +35,22 @@ class Origin:
         Raises:
             BilensError: the flow was read from a file, or the model computes another number now.
         """
-        known = self._adjoints
-        if known is None:
+        result = self._adjoints
+        if result is None:
             if self._run is None:
                 raise BilensError(
                     "the flow was written by pickle, without its model, which edges and outputs of "
                     "nodes need; read it from the model again, by bilens.flow"
                 )
-            known = self._run()
-            if known.keep:
+            result = self._run()
+            if result.keep:
                 # One walk fills in the adjoints, before other threads can see the pass.
-                deque(known.layers(), maxlen=0)
+                deque(result.layers(), maxlen=0)
         latest = Origin._latest()
         if latest is not None and latest is not self:
             latest.release()
-        self._adjoints, Origin._latest = known, ref(self)
-        return known
+        self._adjoints, Origin._latest = result, ref(self)
+        return result
 
     def release(self) -> None:
         """Forget the graph."""

@@ -115,9 +115,9 @@ class Question:
             )
         if isinstance(against, list):
             against = tuple(against)
-        named = names[0] if len(names) == 1 else names or ""
+        answer = names[0] if len(names) == 1 else names or ""
         second = "" if against is None else against
-        values = (text, named, others, second, task, template, target, position, vector)
+        values = (text, answer, others, second, task, template, target, position, vector)
         for field, value in zip(fields(self), values, strict=True):
             # A tensor's own gradients would be in those of flows.
             plain = value.detach() if isinstance(value, Tensor) else value

@@ -89,7 +89,7 @@ def flow_page(graph: FlowGraph, *, metric: str, second: Sequence[str] = ()) -> F
     large = graph.edges.abs() >= 1e-3 * float(graph.edges.abs().max())
     large &= graph.edges != 0
     ends, flows = large.nonzero().tolist(), graph.edges[large].tolist()
-    listed = [(place[a], place[b], through) for (a, b), through in zip(ends, flows, strict=True)]
+    edges = [(place[a], place[b], through) for (a, b), through in zip(ends, flows, strict=True)]
     counts = _counts(len(order))
     shares = []
     for count in counts:
@@ -107,7 +107,7 @@ def flow_page(graph: FlowGraph, *, metric: str, second: Sequence[str] = ()) -> F
         sum=sum(node.flow for node in flow.nodes),
         sinks=flow.sinks,
         nodes=tuple(_page_node(flow, i, graph.nodes[i]) for i in [0, *order]),
-        edges=tuple(sorted(listed, key=lambda edge: -abs(edge[2]))),
+        edges=tuple(sorted(edges, key=lambda edge: -abs(edge[2]))),
         shares=tuple(shares),
         leaves=tuple(_leaves(flow).items()),
         start=counts.index(min(DRAWN, counts[-1])),
@@ -196,10 +196,10 @@ class FlowReading(Reading):
             instead = f" rather than {' or '.join(minus)}" if minus else ""
             at = "after" if self._are_texts else "with"
             return f"Why {token}{instead} after {first}, and not {at} {self._second}?"
-        number = f"{token} minus {', '.join(minus)}" if minus else token
+        metric = f"{token} minus {', '.join(minus)}" if minus else token
         if not minus or self.question.target != "logit":
-            number = f"the {self.question.target} of {number}"
-        return f"What changes {number} from {self._second} to {first}?"
+            metric = f"the {self.question.target} of {metric}"
+        return f"What changes {metric} from {self._second} to {first}?"
 
     @property
     def preference(self) -> str:
@@ -212,14 +212,14 @@ class FlowReading(Reading):
             sizes += "" if question.target == "logit" else f" in {question.target}"
             change = f"the difference changes by {signed(self.flow.value)}"
             return f"The model prefers {self._each(names)}, by {sizes}; {change}."
-        shown = " and ".join(map(signed, values))
+        value = " and ".join(map(signed, values))
         change = f", and changes by {signed(self.flow.value)}"
         if minus:
             among = f"{', '.join([token, *minus[:-1]])} and {minus[-1]}"
             most = f"Of {among} the model prefers {self._each(names)}"
-            return f"{most}; {token} minus the mean of the others is {shown}{change}."
-        number = f"the {question.target} of {token} is {shown}{change}"
-        return f"The model predicts {self._each(names)}; {number}."
+            return f"{most}; {token} minus the mean of the others is {value}{change}."
+        metric = f"the {question.target} of {token} is {value}{change}"
+        return f"The model predicts {self._each(names)}; {metric}."
 
     def answer(self) -> str:
         """Return what is preferred, where it starts, the parts that carry it, and warnings."""
@@ -235,11 +235,11 @@ class FlowReading(Reading):
         parts = sorted(carried, key=lambda part: -abs(carried[part]))[:3]
         text = f"The change starts mostly at “{flow.tokens[start].strip()}”"
         if parts:
-            n, left = len(self.strongest), signed(self.left)
+            n, rest = len(self.strongest), signed(self.left)
             strongest = f"the {n} strongest parts" if n > 1 else "the strongest part"
             text += (
                 f" and passes through {', '.join(parts)}; with {strongest} exchanged the change "
-                f"is {left}, not "
+                f"is {rest}, not "
             )
             text += signed(flow.value)
         return " ".join([self.preference, f"{text}.", *self.notes])
@@ -247,9 +247,9 @@ class FlowReading(Reading):
     @property
     def left(self) -> float:
         """What is left of the change without the strongest parts."""
-        left = self.flow.value + self.together
+        rest = self.flow.value + self.together
         # Rounding is no number to read.
-        return left if abs(left) > 1e-5 * abs(self.flow.value) else 0.0
+        return rest if abs(rest) > 1e-5 * abs(self.flow.value) else 0.0
 
     @property
     def _text(self) -> str:
@@ -401,13 +401,13 @@ def _preferred(model: ResidualModel, flow: Flow) -> tuple[str, ...]:
     numbers = [*score.tokens, *score.minus]
     among = numbers if question.minus else range(model.vocab_size)
     # The names of the question itself, which may spell a token in another way.
-    given = dict(zip(numbers, (*question.tokens, *question.minus), strict=False))
-    preferred = []
+    name_of = dict(zip(numbers, (*question.tokens, *question.minus), strict=False))
+    result = []
     for streams in flow.streams:
         if score.spoken and score.is_answer(streams):
-            preferred.append(question.tokens[0])
+            result.append(question.tokens[0])
             continue
         logits = model.places.logits(streams[-score.length][None])[0]
         token = among[int(logits[among].argmax())]
-        preferred.append(given.get(token) or token_names(model, [token])[0])
-    return tuple(preferred)
+        result.append(name_of.get(token) or token_names(model, [token])[0])
+    return tuple(result)

@@ -59,25 +59,25 @@ def write_shards(
         BilensError: the folder has rows of another model or other questions.
     """
     write = parquet.write_table  # which says before any work if it is not installed
-    known = {path.name.partition("-")[0]: path for path in folder.glob("[0-9]*-*.parquet")}
+    paths = {path.name.partition("-")[0]: path for path in folder.glob("[0-9]*-*.parquet")}
     key, shards = _model_digest(model), list[Path]()
     with progress_bar("questions", total=total) as bar:
-        for number, of_shard in enumerate(batched(questions, size)):
-            path = folder / f"{number:06}-{_digest(key, of_shard)}.parquet"
-            _check_own(known.pop(f"{number:06}", path), path)
+        for i, of_shard in enumerate(batched(questions, size)):
+            path = folder / f"{i:06}-{_digest(key, of_shard)}.parquet"
+            _check_own(paths.pop(f"{i:06}", path), path)
             shards.append(path)
             if path.exists():
                 # It took no time, of which the time that is left is told.
                 if not bar.disable:
                     bar.initial += len(of_shard)
                     bar.n += len(of_shard)
-            elif number % turn[1] == turn[0]:
-                rows = _rows(model, number * size, of_shard, bar)
+            elif i % turn[1] == turn[0]:
+                rows = _rows(model, i * size, of_shard, bar)
                 with written_whole(path) as temporary:
                     write(rows, temporary)
             else:
                 bar.update(len(of_shard))
-    for path in known.values():
+    for path in paths.values():
         _check_own(path, None)
     return shards
 
@@ -95,8 +95,8 @@ def _model_digest(model: ResidualModel) -> str:
     module: Any = model.model
     settings: dict[str, Any] = getattr(getattr(module, "config", None), "to_dict", dict)()
     passing = ("_name_or_path", "transformers_version")
-    kept = {name: settings[name] for name in sorted(settings) if name not in passing}
-    digest = sha256(f"{FORM} {type(module).__name__} {kept}".encode())
+    config = {name: settings[name] for name in sorted(settings) if name not in passing}
+    digest = sha256(f"{FORM} {type(module).__name__} {config}".encode())
     for name, x in chain(module.named_parameters(), module.named_buffers()):
         digest.update(f"{name} {x.dtype} {tuple(x.shape)}".encode())
         # Numbers of any type as bytes: those of numpy have no bfloat16.
@@ -153,20 +153,20 @@ def _answers(
 ) -> Iterator[tuple[int, Flow | BilensError]]:
     """Yield the number of each question with its flow, or with the reason why it has none."""
     of_lengths: dict[tuple[int, ...], dict[int, Fitted]] = defaultdict(dict)
-    for number, question in enumerate(questions):
+    for i, question in enumerate(questions):
         try:
             if isinstance(question, BilensError):
                 raise question
             fitted = fitted_pair(model, question)
         except BilensError as error:
-            yield number, error
+            yield i, error
         else:
-            of_lengths[tuple(map(len, fitted.rows))][number] = fitted
+            of_lengths[tuple(map(len, fitted.rows))][i] = fitted
     for lengths, of_questions in of_lengths.items():
         # A quarter of what one question may take, since larger batches are hardly faster.
         count = max(1, KEPT_BYTES // 4 // (2 * max(lengths) * bytes_of_token(model)))
         for numbers in batched(of_questions, count):
-            yield from _together(model, {number: of_questions[number] for number in numbers})
+            yield from _together(model, {i: of_questions[i] for i in numbers})
 
 
 def _together(
@@ -181,9 +181,9 @@ def _together(
         is_of_lengths = any(any(of_question.starts) for of_question in fitted.values())
         if isinstance(error, UnknownOperationError) and not is_of_lengths:
             raise  # for every question
-        for number, of_question in fitted.items():
-            alone = {number: of_question}
-            yield from [(number, error)] if len(fitted) == 1 else _together(model, alone)
+        for i, of_question in fitted.items():
+            alone = {i: of_question}
+            yield from [(i, error)] if len(fitted) == 1 else _together(model, alone)
     else:
         # There is no room for the graph of this pass beside that of the next.
         flows[0].origin.release()

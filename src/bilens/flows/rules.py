@@ -334,15 +334,15 @@ def _is_changed(x: Tensor) -> bool:
 
 def _follows(node: Any) -> bool:
     """Return whether a graph, which no rule made, starts at an activation of the pass."""
-    seen, left = set(), [node]
-    while left:
-        node = left.pop()
+    visited, stack = set(), [node]
+    while stack:
+        node = stack.pop()
         if hasattr(getattr(node, "variable", None), "in_pass"):
             return True
         for before, _ in node.next_functions:
-            if before is not None and before not in seen:
-                seen.add(before)
-                left.append(before)
+            if before is not None and before not in visited:
+                visited.add(before)
+                stack.append(before)
     return False
 
 
@@ -369,9 +369,9 @@ def _named(error: UnknownOperationError, name: str) -> UnknownOperationError:
         return error
     message = str(error)
     separator = " " if message == "has no rule" else ": "
-    named = UnknownOperationError(f"{name}{separator}{message}{called_by()}")
-    named.is_named = True
-    return named
+    result = UnknownOperationError(f"{name}{separator}{message}{called_by()}")
+    result.is_named = True
+    return result
 
 
 def _into(place: Any, result: Any) -> Any:
@@ -402,17 +402,17 @@ def _without_in_place(
     signature = _signature(func) if inspect.isfunction(func) else None
     if signature is None or "inplace" not in signature.parameters:
         return args, kwargs, False
-    given = signature.bind(*args, **kwargs).arguments
-    in_place = given.pop("inplace", False)
-    first, *others = given
-    return [given[first]], {name: given[name] for name in others}, in_place
+    arguments = signature.bind(*args, **kwargs).arguments
+    in_place = arguments.pop("inplace", False)
+    first, *others = arguments
+    return [arguments[first]], {name: arguments[name] for name in others}, in_place
 
 
 def _renamed(rule: Rule, kwargs: dict[str, Any]) -> dict[str, Any]:
     """Return named arguments by the names that a rule has for them."""
-    taken = _signature(rule)
-    assert taken is not None
-    names = {name: name if name in taken.parameters else ALIASES.get(name, name) for name in kwargs}
+    own = _signature(rule)
+    assert own is not None
+    names = {name: name if name in own.parameters else ALIASES.get(name, name) for name in kwargs}
     return {names[name]: value for name, value in kwargs.items()}
 
 
@@ -496,7 +496,7 @@ def activation(f: Function, x: Tensor) -> Tensor:
 
 @rule("clamp clip")
 def _clamped(mode: Rules, func: Any, input: Tensor, min: Any = None, max: Any = None) -> Tensor:
-    if not any(isinstance(bound, Tensor) for bound in (min, max)):
+    if not any(isinstance(limit, Tensor) for limit in (min, max)):
         return Elementwise.apply(input, lambda z: func(z, min, max))
     x = input if min is None else _larger(mode, torch.maximum, input, min)
     return x if max is None else _larger(mode, torch.minimum, x, max)
@@ -628,8 +628,8 @@ def _contraction(mode: Rules, func: Any, equation: str, *operands: Any) -> Tenso
     live = [x for x in tensors if is_live(x)]
 
     def contract(*factors: Tensor) -> Tensor:
-        left = iter(factors)
-        return func(equation, *(next(left) if is_live(x) else x for x in tensors))
+        pieces = iter(factors)
+        return func(equation, *(next(pieces) if is_live(x) else x for x in tensors))
 
     if len(live) == 1:
         return contract(*live)
@@ -881,9 +881,9 @@ def _extreme(
     if not isinstance(dim, int):
         raise UnknownOperationError("over all numbers, which joins both texts")
     find = torch.argmax if "max" in name else torch.argmin
-    moved = input.movedim(dim, -1)
-    index = mode.spread(find(moved.detach(), -1, keepdim=True), moved)
-    values = _take(mode, moved, index).movedim(-1, dim)
+    rows = input.movedim(dim, -1)
+    index = mode.spread(find(rows.detach(), -1, keepdim=True), rows)
+    values = _take(mode, rows, index).movedim(-1, dim)
     index = index.movedim(-1, dim)
     if not keepdim:
         values, index = values.squeeze(dim), index.squeeze(dim)

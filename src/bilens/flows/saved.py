@@ -54,9 +54,9 @@ class SavedGraph(Reading):
         """All nodes in the file: the logit, then the largest |flow| first."""
         nodes = []
         for one in self.page.nodes:
-            given = {name: getattr(one, name) for name in (x.name for x in fields(Node))}
-            of_lists = {name: tuple(x) for name, x in given.items() if isinstance(x, list)}
-            nodes.append(Node(**given | of_lists))
+            values = {name: getattr(one, name) for name in (x.name for x in fields(Node))}
+            of_lists = {name: tuple(x) for name, x in values.items() if isinstance(x, list)}
+            nodes.append(Node(**values | of_lists))
         return tuple(nodes)
 
     @property
@@ -81,12 +81,12 @@ class SavedGraph(Reading):
         Raises:
             BilensError: the file has no node at an address.
         """
-        known = dict.fromkeys(node.address for node in self.nodes[1:])
+        places = dict.fromkeys(node.address for node in self.nodes[1:])
         for address in addresses:
-            if address not in known:
+            if address not in places:
                 raise BilensError(
                     f"pin={address!r} is no node of the graph; expected one such as "
-                    f"{', '.join([*known][:5])}, or save more nodes by --shown"
+                    f"{', '.join([*places][:5])}, or save more nodes by --shown"
                 )
         return replace(self, pinned=tuple(dict.fromkeys((*self.pinned, *addresses))))
 
@@ -97,8 +97,8 @@ class SavedGraph(Reading):
             for entry, node in zip(self.content["nodes"], self.nodes, strict=True)
             if node.address in self.pinned
         ]
-        pinned = {**self.content["qParams"], "pinnedIds": pins}
-        write_json(Path(path), {**self.content, "qParams": pinned})
+        params = {**self.content["qParams"], "pinnedIds": pins}
+        write_json(Path(path), {**self.content, "qParams": params})
 
     def facts(self) -> list[Fact]:
         return [
@@ -124,13 +124,13 @@ def load_graph(path: str | Path) -> SavedGraph:
     """
     content = read_json_object(Path(path))
     try:
-        given = content["metadata"]["generation_settings"][PAGE_KEY]
-        nodes = tuple(read_settings(PageNode, node, path) for node in given["nodes"])
-        page = read_settings(FlowPage, {**given, "nodes": nodes}, path)
+        settings = content["metadata"]["generation_settings"][PAGE_KEY]
+        nodes = tuple(read_settings(PageNode, node, path) for node in settings["nodes"])
+        page = read_settings(FlowPage, {**settings, "nodes": nodes}, path)
         ids = [entry["node_id"] for entry in content["nodes"]]
         pins = [ids.index(pin) for pin in content["qParams"]["pinnedIds"]]
         graph = SavedGraph(page, str(content["metadata"]["prompt"]), (), content)
-        graph = graph.pin(*(graph.nodes[number].address for number in pins))
+        graph = graph.pin(*(graph.nodes[row].address for row in pins))
         in_range = [0 <= i < len(ids) == len(nodes) for a, b, _ in page.edges for i in (a, b)]
         n_tokens, positions = len(page.tokens), [(x.position, x.source) for x in nodes]
         in_range += [0 <= (x or 0) < n_tokens for pair in positions for x in pair]

@@ -99,8 +99,8 @@ def pair(x: Tensor) -> Tensor:
 
 def mean(x: Tensor) -> Tensor:
     """Return the mean of both texts, in the shape of the activation."""
-    both = pair(x)
-    return both.mean(0, keepdim=True).expand_as(both).flatten(0, 1)
+    texts = pair(x)
+    return texts.mean(0, keepdim=True).expand_as(texts).flatten(0, 1)
 
 
 def half_mean(x: Tensor) -> Tensor:
@@ -113,8 +113,8 @@ def sides(g: Tensor) -> Tensor:
 
     It is so wherever the axis of texts is the first one, and half of the work is enough there.
     """
-    both = pair(g)
-    return both[:1] if torch.equal(both[1], -both[0]) else both
+    texts = pair(g)
+    return texts[:1] if torch.equal(texts[1], -texts[0]) else texts
 
 
 def whole(w: Tensor) -> Tensor:
@@ -196,12 +196,12 @@ class Rows:
                     f"{self.count} tangents side by side"
                 )
             rows = x.unflatten(0, (2 + self.count, -1))
-            both, tangents = rows[:2], rows[2:]
+            texts, tangents = rows[:2], rows[2:]
         else:
             entries = x.flatten(0, 1) if len(x) == 1 else x
-            both = entries[: 2 * self.time].unflatten(0, (2, self.time))
+            texts = entries[: 2 * self.time].unflatten(0, (2, self.time))
             tangents = entries[2 * self.time :]
-        return both.detach(), tangents if x.requires_grad else torch.zeros_like(tangents)
+        return texts.detach(), tangents if x.requires_grad else torch.zeros_like(tangents)
 
     def join(
         self, texts: Float[Tensor, "2 *half"], tangents: Float[Tensor, "count *half"], like: Tensor
@@ -242,9 +242,9 @@ def log_mean(p: Tensor, q: Tensor, difference: Tensor) -> Tensor:
     square = difference * difference
     series = torch.sqrt(p * q) * (1 + square / 24 + square * square / 1920)
     quotient = (p - q) / torch.where(near, 1.0, difference)
-    mean_of_both = torch.where(near, series, quotient)
+    value = torch.where(near, series, quotient)
     # A position that neither text sees has the difference inf - inf.
-    return torch.where((p > 0) | (q > 0), mean_of_both, 0.0)
+    return torch.where((p > 0) | (q > 0), value, 0.0)
 
 
 # Secants: each is linear from the change of its input to that of its output, without an error.
@@ -268,9 +268,9 @@ class Elementwise(Secant):
 
     @staticmethod
     def push(rows: Rows, x: Tensor, f: Function) -> Tensor:
-        both, tangents = rows.split(x)
-        y = f(both.flatten(0, 1)).unflatten(0, (2, -1))
-        return rows.join(y, tangents * rows.at(mean_slope(f, both, y)), x)
+        texts, tangents = rows.split(x)
+        y = f(texts.flatten(0, 1)).unflatten(0, (2, -1))
+        return rows.join(y, tangents * rows.at(mean_slope(f, texts, y)), x)
 
 
 @torch.no_grad()
@@ -377,8 +377,8 @@ class Linear(Secant):
         y = functional.linear(x, W.to(x))  # rules of other operations give weights as stored
         if b is None:
             return y
-        both, tangents = rows.split(y)
-        return rows.join(both + b, tangents, x)
+        texts, tangents = rows.split(y)
+        return rows.join(texts + b, tangents, x)
 
 
 class TwoFactors(Secant):
@@ -430,8 +430,8 @@ class Softmax(Secant):
 
     @staticmethod
     def push(rows: Rows, s: Tensor, seen: Tensor | None) -> Tensor:
-        both, tangents = rows.split(s)
-        logs = both.log_softmax(-1)
+        texts, tangents = rows.split(s)
+        logs = texts.log_softmax(-1)
         return rows.join(logs.exp(), softmax_tangents(rows, logs, tangents), s)
 
 
@@ -481,10 +481,10 @@ class LogSumExp(Secant):
 
     @staticmethod
     def push(rows: Rows, s: Tensor) -> Tensor:
-        both, tangents = rows.split(s)
-        means = rows.at(_log_means(both.log_softmax(-1)))
-        changed = (means * tangents).sum(-1, keepdim=True) / means.sum(-1, keepdim=True)
-        return rows.join(both.logsumexp(-1, keepdim=True), changed, s)
+        texts, tangents = rows.split(s)
+        means = rows.at(_log_means(texts.log_softmax(-1)))
+        tangent = (means * tangents).sum(-1, keepdim=True) / means.sum(-1, keepdim=True)
+        return rows.join(texts.logsumexp(-1, keepdim=True), tangent, s)
 
 
 class Attend(Secant):
@@ -514,9 +514,9 @@ class Attend(Secant):
             adjoints[0][:, :, heads] = scale * of_scores @ k_mean
             adjoints[1][:, :, heads] = scale * of_scores.transpose(-1, -2) @ q_mean
             adjoints[2][:, :, heads] = half_mean(logs.exp()).transpose(-1, -2) @ of_heads
-            for of_both, of_block in ((of_mask, of_scores), (of_seen, of_choice)):
-                if of_both is not None:
-                    block = of_both if of_both.shape[1] == 1 else of_both[:, heads]
+            for gradient, of_block in ((of_mask, of_scores), (of_seen, of_choice)):
+                if gradient is not None:
+                    block = gradient if gradient.shape[1] == 1 else gradient[:, heads]
                     block += whole(of_block).sum_to_size(block.shape)
         return *map(whole, adjoints), of_mask, None, of_seen
 
@@ -557,17 +557,17 @@ class Gather(Secant):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor, None]:
-        x, chosen = kept(ctx)
+        x, choice = kept(ctx)
         # Masked entries of a router are -inf, and are not chosen in either text.
         means = torch.nan_to_num(mean(x), nan=0.0, posinf=0.0, neginf=0.0)
         g = g.unsqueeze(-1)
-        return (g * mean(chosen)).sum(-2), g * means.unsqueeze(-2), None
+        return (g * mean(choice)).sum(-2), g * means.unsqueeze(-2), None
 
     @staticmethod
     def push(rows: Rows, x: Tensor, chosen: Tensor, index: Tensor) -> Tensor:
-        both, tangents = rows.split(x)
+        texts, tangents = rows.split(x)
         share = rows.split(chosen)[0].mean(0)
-        y = both.gather(-1, rows.split(index)[0])
+        y = texts.gather(-1, rows.split(index)[0])
         return rows.join(y, (tangents.unsqueeze(-2) * share).sum(-1), x)
 
 
@@ -581,11 +581,11 @@ class Where(Secant):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        chosen, a, b = kept(ctx)
-        shares, shape = mean(chosen), g.shape
+        choice, a, b = kept(ctx)
+        shares, shape = mean(choice), g.shape
         gap = mean(a.expand(shape)) - mean(b.expand(shape))
         of_choice = (g * torch.nan_to_num(gap, nan=0.0, posinf=0.0, neginf=0.0)).sum_to_size(
-            chosen.shape
+            choice.shape
         )
         return of_choice, (g * shares).sum_to_size(a.shape), (g * (1 - shares)).sum_to_size(b.shape)
 

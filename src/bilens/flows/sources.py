@@ -45,12 +45,12 @@ def opened(model: AnyModel) -> ResidualModel:
     Raises:
         BilensError: it is no model of texts, or cannot be opened.
     """
-    found = load(model) if isinstance(model, str | Path) else model
-    if isinstance(found, ResidualModel):
-        return found
-    if not isinstance(found, nn.Module) or isinstance(found, ImageClassifier):
-        raise BilensError(f"model is a {type(found).__name__}, expected a model of texts")
-    return ResidualModel(found)
+    view = load(model) if isinstance(model, str | Path) else model
+    if isinstance(view, ResidualModel):
+        return view
+    if not isinstance(view, nn.Module) or isinstance(view, ImageClassifier):
+        raise BilensError(f"model is a {type(view).__name__}, expected a model of texts")
+    return ResidualModel(view)
 
 
 def as_questions(questions: Questions) -> list[Question]:
@@ -80,12 +80,12 @@ def question_stream(questions: Questions) -> Iterator[Question | BilensError]:
     """
     if isinstance(questions, Question):
         yield questions
-    elif isinstance(questions, str | Path) and (read := READERS.get(Path(questions).suffix)):
-        for number, row in enumerate(read(find_file(questions)), 1):
-            yield _read(f"{questions}, row {number}", row)
+    elif isinstance(questions, str | Path) and (reader := READERS.get(Path(questions).suffix)):
+        for i, row in enumerate(reader(find_file(questions)), 1):
+            yield _read(f"{questions}, row {i}", row)
     elif isinstance(questions, str) and is_hub_name(questions):
         with hub_split(questions, "train", "name a file of questions", streaming=True) as rows:
-            yield from (_read(f"question {number}", row) for number, row in enumerate(rows))
+            yield from (_read(f"question {i}", row) for i, row in enumerate(rows))
     elif isinstance(questions, str | Path):
         for line in stream_lines(questions):
             yield line if isinstance(line, BilensError) else of_line(line)
@@ -95,7 +95,7 @@ def question_stream(questions: Questions) -> Iterator[Question | BilensError]:
             questions = questions.astype(object).where(questions.notna(), None).to_dict("records")
         if isinstance(questions, Mapping) or not isinstance(questions, Iterable):
             raise BilensError(f"questions is a {type(questions).__name__}, {EXPECTED}")
-        yield from (_read(f"question {number}", row) for number, row in enumerate(questions))
+        yield from (_read(f"question {i}", row) for i, row in enumerate(questions))
 
 
 def count_questions(questions: Questions) -> int | None:
@@ -104,9 +104,9 @@ def count_questions(questions: Questions) -> int | None:
         return len(questions)
     if not isinstance(questions, str | Path) or is_hub_name(questions):
         return 1 if isinstance(questions, Question) else None
-    read = READERS.get(Path(questions).suffix)
+    reader = READERS.get(Path(questions).suffix)
     rows: Iterable[object] = stream_lines(questions)
-    return sum(1 for _ in (read(find_file(questions)) if read else rows))
+    return sum(1 for _ in (reader(find_file(questions)) if reader else rows))
 
 
 def _json_lines(path: Path) -> Iterator[object]:
@@ -149,14 +149,14 @@ def _of_row(place: str, row: object) -> Question:
     if not isinstance(row, Mapping):
         raise BilensError(f"questions holds a {type(row).__name__}, {EXPECTED}")
     names = [field.name for field in fields(Question)]
-    given = {name: value for name, value in row.items() if value is not None}
-    unknown = [name for name in given if name not in names]
+    values = {name: value for name, value in row.items() if value is not None}
+    unknown = [name for name in values if name not in names]
     if unknown:
         raise BilensError(
             f"{place} has {unknown[0]!r}, which is no field; expected {', '.join(names)}"
         )
     try:
-        return Question(**{"text": None, **given})
+        return Question(**{"text": None, **values})
     except BilensError as error:
         raise BilensError(f"{place}: {error}") from None
 
@@ -171,10 +171,10 @@ def read_pairs(
             a token is unknown.
     """
     if has_lines(path):
-        placed = [(line.place, of_line(line)) for line in read_pair_lines(path)]
+        entries = [(line.place, of_line(line)) for line in read_pair_lines(path)]
     else:
-        placed = [(f"{path}, row {i}", row) for i, row in enumerate(as_questions(path), 1)]
-    for place, question in placed:
+        entries = [(f"{path}, row {i}", row) for i, row in enumerate(as_questions(path), 1)]
+    for place, question in entries:
         try:
             fit(model, question, any_length=any_length)
         except BilensError as error:
@@ -184,7 +184,7 @@ def read_pairs(
                     f". The model lacks words of the task {path}; pronouns is for the model story"
                 )
             raise BilensError(text) from None
-    return [question for _, question in placed]
+    return [question for _, question in entries]
 
 
 def of_line(line: QuestionLine) -> Question:

@@ -124,13 +124,13 @@ def flows(model: ResidualModel, questions: Sequence[Question]) -> list[Flow]:
     """
     fitted = [fitted_pair(model, question) for question in questions]
     groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
-    for number, of_question in enumerate(fitted):
-        groups[tuple(map(len, of_question.rows))].append(number)
+    for i, of_question in enumerate(fitted):
+        groups[tuple(map(len, of_question.rows))].append(i)
     results: list[Flow | None] = [None] * len(questions)
     for numbers in groups.values():
-        of_group = flows_of_length(model, [fitted[number] for number in numbers])
-        for number, through in zip(numbers, of_group, strict=True):
-            results[number] = through
+        of_group = flows_of_length(model, [fitted[i] for i in numbers])
+        for i, through in zip(numbers, of_group, strict=True):
+            results[i] = through
     return [through for through in results if through is not None]
 
 
@@ -140,8 +140,8 @@ def fitted_pair(model: ResidualModel, question: Question) -> Fitted:
     Raises:
         BilensError: texts or tokens do not fit the model.
     """
-    given = question if question.has_two_texts else replace_fields(question, against=NEUTRAL)
-    return fit(model, given, padded=True)
+    pair = question if question.has_two_texts else replace_fields(question, against=NEUTRAL)
+    return fit(model, pair, padded=True)
 
 
 def flows_of_length(model: ResidualModel, questions: Sequence[Fitted]) -> list[Flow]:
@@ -193,15 +193,15 @@ def _runs(model: ResidualModel, questions: Sequence[Fitted], scores: Sequence[Sc
             for texts, starts in rows_of
         ]
     )
-    given = {
-        number: question.embeddings
-        for number, question in enumerate(questions, len(questions))
+    embeddings = {
+        row: question.embeddings
+        for row, question in enumerate(questions, len(questions))
         if question.embeddings is not None
     }
-    rows = model.places.rows(ids) if given else None
-    for number, of_second in given.items():
+    rows = model.places.rows(ids) if embeddings else None
+    for row, of_second in embeddings.items():
         assert rows is not None
-        rows[number] = of_second
+        rows[row] = of_second
 
     def score(x: Float[Tensor, "texts time d_model"]) -> Float[Tensor, " texts"]:
         # Both texts of a question side by side, as rules have them.
@@ -357,7 +357,7 @@ def _pairs(adjoints: Adjoints, layer: LayerGraph) -> Iterator[tuple[Pairs, Tenso
     w = layer.of_heads.unflatten(-1, (mix.output.shape[1], -1)).transpose(1, 2)[:questions]
     attention = w.new_zeros(questions, time, time)
     sizes = w.new_zeros(questions)
-    kept: list[list[tuple[Tensor, Tensor]]] = [[] for _ in range(questions)]
+    blocks: list[list[tuple[Tensor, Tensor]]] = [[] for _ in range(questions)]
     for heads in mix.blocks():
         pattern, values = mix.pattern(heads), mix.values[:, heads].detach()
         attention += pattern[:questions].abs().sum(1)
@@ -368,9 +368,9 @@ def _pairs(adjoints: Adjoints, layer: LayerGraph) -> Iterator[tuple[Pairs, Tenso
             index = flows[question].nonzero()
             of_pairs = flows[question][tuple(index.T)]
             index[:, 0] += heads.start
-            kept[question].append(_strongest(of_pairs, index))
+            blocks[question].append(_strongest(of_pairs, index))
     for question in range(questions):
-        flows, places = (torch.cat(parts) for parts in zip(*kept[question], strict=True))
+        flows, places = (torch.cat(parts) for parts in zip(*blocks[question], strict=True))
         flows, places = _strongest(flows, places)
         yield Pairs(flows, places.int(), attention[question] / mix.output.shape[1]), sizes[question]
 
@@ -415,6 +415,6 @@ def _attended(mode: Rules, func: Any, q: Tensor, k: Tensor, *others: Any, **opti
     with mode:
         if constant is not None:
             # One more coordinate of queries and keys, since both models may have their own.
-            added = constant.reshape(-1, q.shape[1], 1, 1).expand(len(q), -1, q.shape[2], 1)
-            q, k = torch.cat([q, added], -1), functional.pad(k, (0, 1), value=1)
+            column = constant.reshape(-1, q.shape[1], 1, 1).expand(len(q), -1, q.shape[2], 1)
+            q, k = torch.cat([q, column], -1), functional.pad(k, (0, 1), value=1)
         return func(q, k, *others, **options, kernel="reference")

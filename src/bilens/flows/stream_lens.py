@@ -129,9 +129,9 @@ def read_lens(
     adjoints = adjoints_of(model, [Question(text, answer, against=against)])
     tangents = Tangents(adjoints)
     n_layers, cells, errors = len(adjoints.graphs), list[LensCell](), list[float]()
-    shown = torch.linspace(0, n_layers - 1, min(layers, n_layers)).round().int().tolist()
+    layer_ids = torch.linspace(0, n_layers - 1, min(layers, n_layers)).round().int().tolist()
     whole: LogitChanges | None = None
-    for layer in progress_bar("layers of the lens", shown):
+    for layer in progress_bar("layers of the lens", layer_ids):
         change = adjoints.change(adjoints.graphs[layer].stream.leaf)[0]
         starts = [
             Start(layer, "stream", position, at) for position, at in enumerate(change) if at.any()
@@ -139,17 +139,17 @@ def read_lens(
         if not starts:
             raise BilensError("against has the same tokens as the text, so that nothing changes")
         carried = tangents.carry(starts)
-        found = LogitChanges(*tangents.logits(carried, 1))
-        expected = (found.logits[0, 0] - found.logits[0, 1]).cpu().double()
-        total = found.changes[0].cpu().double().sum(0)
+        changes = LogitChanges(*tangents.logits(carried, 1))
+        expected = (changes.logits[0, 0] - changes.logits[0, 1]).cpu().double()
+        total = changes.changes[0].cpu().double().sum(0)
         # Logits are rounded by their own size, and their change may be much smaller.
-        size = float(found.changes.abs().sum(1).max() + found.logits.abs().max())
+        size = float(changes.changes.abs().sum(1).max() + changes.logits.abs().max())
         check_sum(f"The change of the stream before layer {layer}", total, expected, size=size)
         errors.append(float((total - expected).abs().max() / expected.abs().max()))
-        reached = tangents.at_answer(carried).tolist()
-        for start, value, scores in zip(starts, reached, found.scores(model.places), strict=True):
+        flows = tangents.at_answer(carried).tolist()
+        for start, value, scores in zip(starts, flows, changes.scores(model.places), strict=True):
             cells.append(LensCell(layer, start.position, value, *both_sides(model, scores, k)))
-        whole = whole or LogitChanges(found.logits, expected[None, None].to(found.logits))
+        whole = whole or LogitChanges(changes.logits, expected[None, None].to(changes.logits))
     assert whole is not None
     raises, lowers = both_sides(model, whole.scores(model.places)[0], k)
     first, second = adjoints.numbers.tolist()

@@ -196,8 +196,8 @@ def measure_loss(
         counts.append(len(right))
         frequencies += right.cpu().bincount(minlength=model.vocab_size)
         if model.tokenizer is not None:
-            written = write_out(model.tokenizer, right, skip_special_tokens=True)
-            n_characters, n_bytes = n_characters + len(written), n_bytes + len(written.encode())
+            text = write_out(model.tokenizer, right, skip_special_tokens=True)
+            n_characters, n_bytes = n_characters + len(text), n_bytes + len(text.encode())
         bar.total = _needed(sums, counts, n_tokens, len(rows))
     total = sum(counts)
     shares = frequencies / max(total, 1)
@@ -224,8 +224,8 @@ def _needed(sums: list[float], counts: list[int], n_tokens: int | None, most: in
     if n_tokens is not None:
         return min(most, ceil(n_tokens * len(sums) / sum(counts)))
     spread = _error(sums, counts) * sum(counts) / max(sum(sums), 1e-12)
-    needed = len(sums) * (spread / ENOUGH) ** 2
-    return most if needed >= most else max(8, len(sums), ceil(needed))
+    count = len(sums) * (spread / ENOUGH) ** 2
+    return most if count >= most else max(8, len(sums), ceil(count))
 
 
 def _error(sums: list[float], counts: list[int]) -> float:
@@ -254,9 +254,9 @@ def example_of(model: ResidualModel, corpus: Corpus | None) -> Example:
 
     If it can read none, the texts are the beginnings of two texts of the corpus.
     """
-    known = [example for row in EXAMPLES if (example := _known(model, *row)) is not None]
-    if known:
-        return next((example for example in known if _is_answered(model, example)), known[0])
+    examples = [example for row in EXAMPLES if (example := _known(model, *row)) is not None]
+    if examples:
+        return next((example for example in examples if _is_answered(model, example)), examples[0])
     prompt = next(_beginnings(model, corpus, PROMPT_TOKENS), "") if corpus is not None else ""
     if corpus is None or not prompt:
         return Example()
@@ -268,9 +268,9 @@ def _known(model: ResidualModel, text: str, against: str, token: str, minus: str
     names = []
     try:
         for name in (token, minus):
-            bare, wanted = name.strip(), model.token(name)
+            bare, token_id = name.strip(), model.token(name)
             with suppress(BilensError):  # without its space it may be no token, or another one
-                name = bare if model.token(bare) == wanted else name  # noqa: PLW2901
+                name = bare if model.token(bare) == token_id else name  # noqa: PLW2901
             names.append(name)
         if len(model.ids(text)) != len(model.ids(against)):
             return None

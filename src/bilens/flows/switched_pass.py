@@ -128,5 +128,5 @@ def metrics(
         of_one = [*fitted.tokens, *fitted.minus]
         tokens.append(of_one + of_one[:1] * (most - len(of_one)))
         shares.append(fitted.shares + [0.0] * (most - len(of_one)))
-    chosen = numbers.gather(1, torch.tensor(tokens, device=logits.device))
-    return (chosen * torch.tensor(shares, device=logits.device, dtype=logits.dtype)).sum(-1)
+    values = numbers.gather(1, torch.tensor(tokens, device=logits.device))
+    return (values * torch.tensor(shares, device=logits.device, dtype=logits.dtype)).sum(-1)

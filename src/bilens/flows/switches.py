@@ -182,7 +182,7 @@ class SwitchedRules(Rules):
         self.linear: dict[str, list[LinearFlow]] = defaultdict(list)
         self.switches: dict[str, list[Tensor]] = defaultdict(list)
         self.embeddings: list[Tensor] = []
-        self._base = {number: pair.base for number, pair in pairs.items()}
+        self._base = {key: pair.base for key, pair in pairs.items()}
         # By weights that run in place of parameters, and are kept so that numbers stay theirs.
         self._pairs = {id(pair.base): pair for pair in pairs.values()}
 
@@ -246,12 +246,12 @@ class SwitchedRules(Rules):
         """Return what follows from weights alone, such as 1 + W or W[expert], with both values."""
         names: dict[str, None] = {}
         result = func(*args, **kwargs)
-        named = {name: self._tuned(x, names) for name, x in kwargs.items()}
-        other = func(*self._tuned(list(args), names), **named)
-        both = zip(tensors_in((result,)), tensors_in((other,)), strict=True)
-        for base, of_tuned in both:
+        options = {name: self._tuned(x, names) for name, x in kwargs.items()}
+        other = func(*self._tuned(list(args), names), **options)
+        pairs = zip(tensors_in((result,)), tensors_in((other,)), strict=True)
+        for base, tuned in pairs:
             if base.is_floating_point():
-                self._pairs[id(base)] = WeightPair("+".join(names), of_tuned, base)
+                self._pairs[id(base)] = WeightPair("+".join(names), tuned, base)
         return result
 
     def _tuned(self, value: Any, names: dict[str, None]) -> Any:
@@ -290,9 +290,9 @@ class SwitchedRules(Rules):
                     f"shape {tuple(like.shape)} is none that a switch is known for"
                 )
             base, change = (x.view(shape).expand(len(like), *shape[1:]) for x in (base, change))
-        switched = base + self._switched(pair.name, change, change.dim())
-        mark(switched)
-        return switched
+        result = base + self._switched(pair.name, change, change.dim())
+        mark(result)
+        return result
 
     def _embedded(self, input: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         pair = self.pair(weight)
@@ -346,13 +346,13 @@ class SwitchedRules(Rules):
             factors = None if pair.factors is None else (pair.factors[1].mT, pair.factors[0].mT)
             turned = WeightPair(pair.name, pair.tuned.mT, pair.base.mT, factors)
             return self._mapped(args[0], turned)
-        both = []
+        values = []
         for weight in (pair.base.clone(), pair.tuned - pair.base):
             operands[at] = weight
             with self:
-                ordered = [operands[i] for i in range(len(args))]
-                both.append(func(*ordered, **{key: operands[key] for key in kwargs}))
-        y = both[0] + self._switched(pair.name, both[1], 2)
+                arguments = [operands[i] for i in range(len(args))]
+                values.append(func(*arguments, **{key: operands[key] for key in kwargs}))
+        y = values[0] + self._switched(pair.name, values[1], 2)
         mark(y)
         if bias is None:
             return y

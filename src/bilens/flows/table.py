@@ -160,32 +160,34 @@ def read_shards(folder: Path, paths: Sequence[Path]) -> FlowTable:
     """
     moments: dict[str, Tensor] = {}
     reasons, sample, draw = pd.DataFrame(), pd.DataFrame(), np.random.default_rng(0)
-    asked = unread = 0
+    total = unread = 0
     parts: list[str] = []
     for path in paths:
         frame = parquet.ParquetFile(path).read().to_pandas()
         parts = [*frame.columns[1 + len(ASKED) + len(NUMBERS) : -1]]
         is_read = frame["reason"] == ""
-        asked, unread = asked + len(frame), unread + int((~is_read).sum())
+        total, unread = total + len(frame), unread + int((~is_read).sum())
         reasons = pd.concat([reasons, frame.loc[~is_read, ["number", "reason"]]]).head(SHOWN)
-        read = frame[is_read]
-        names = read["task"].str.cat(read["template"], sep=": ").str.strip(": ").replace("", "all")
-        flows, changes = _signed(read, parts)
+        valid = frame[is_read]
+        names = (
+            valid["task"].str.cat(valid["template"], sep=": ").str.strip(": ").replace("", "all")
+        )
+        flows, changes = _signed(valid, parts)
         of_rows = torch.stack(
             torch.broadcast_tensors(flows, changes[:, None], flows.new_ones(1)), 2
         )
-        for name, rows in read.groupby(names, sort=False).indices.items():
+        for name, rows in valid.groupby(names, sort=False).indices.items():
             of_kind = torch.einsum("npa,npb->pab", of_rows[rows], of_rows[rows])
             moments[name] = moments.get(name, 0) + of_kind
-        drawn = read.assign(kind=names, draw=draw.random(len(read)))
-        sample = pd.concat([sample, drawn]).nsmallest(SAMPLE, "draw")
+        candidates = valid.assign(kind=names, draw=draw.random(len(valid)))
+        sample = pd.concat([sample, candidates]).nsmallest(SAMPLE, "draw")
     if not moments:
         first = "" if reasons.empty else f", {reasons['reason'].iloc[0]}"
-        raise BilensError(f"questions has none that the model can read, of {asked}{first}")
+        raise BilensError(f"questions has none that the model can read, of {total}{first}")
     return FlowTable(
         folder,
         tuple(parts),
-        asked,
+        total,
         unread,
         reasons.to_dict("list"),
         tuple(sorted((Kind(*x) for x in moments.items()), key=lambda kind: -kind.n)),
@@ -205,12 +207,12 @@ def _clusters(sample: Any, parts: Sequence[str]) -> Columns:
     flows, _ = _signed(sample, parts)
     # Shares of the flow of all parts, so that a question with a small change counts as much.
     shares = (flows / flows.abs().sum(1, keepdim=True).clamp(min=1e-30)).numpy()
-    found, rows = clustered(shares), list[Any]()
-    sample = sample.assign(cluster=found.predict(shares), distance=found.transform(shares).min(1))
-    for number, size in sample["cluster"].value_counts().items():
-        members = sample[sample["cluster"] == number].sort_values("distance")
-        center = found.cluster_centers_[number]
-        from_mean = abs(center - shares.mean(0) * (len(found.cluster_centers_) > 1))
+    model, rows = clustered(shares), list[Any]()
+    sample = sample.assign(cluster=model.predict(shares), distance=model.transform(shares).min(1))
+    for label, size in sample["cluster"].value_counts().items():
+        members = sample[sample["cluster"] == label].sort_values("distance")
+        center = model.cluster_centers_[label]
+        from_mean = abs(center - shares.mean(0) * (len(model.cluster_centers_) > 1))
         strongest = from_mean.argsort()[::-1][:SHOWN]
         of_parts = ", ".join(f"{parts[i]} {center[i]:+.0%}" for i in strongest)
         kinds = ", ".join(f"{kind} {n}" for kind, n in members["kind"].value_counts().items())

@@ -44,8 +44,8 @@ class TangentRules(Rules):
 
     def affine(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Return the result of an operation; constants that it puts are 0 in rows of tangents."""
-        zeroed = [torch.zeros_like(x) if is_live(x) else x for x in args]
-        constant = func(*zeroed, **kwargs)
+        zeros = [torch.zeros_like(x) if is_live(x) else x for x in args]
+        constant = func(*zeros, **kwargs)
         result = func(*args, **kwargs)
         return result.sub_(torch.where(self._of_texts(result), 0.0, constant))
 
@@ -62,9 +62,9 @@ class TangentRules(Rules):
         """Write numbers into places of an activation; constants are 0 in the rows of tangents."""
         func(x, index, value)
         if not (isinstance(value, Tensor) and value.requires_grad):
-            written = torch.zeros(x.shape, dtype=torch.bool, device=x.device)
-            written[index] = True
-            x.masked_fill_(written & ~self._of_texts(x), 0.0)
+            mask = torch.zeros(x.shape, dtype=torch.bool, device=x.device)
+            mask[index] = True
+            x.masked_fill_(mask & ~self._of_texts(x), 0.0)
 
     def in_either(self, mask: Tensor) -> Tensor:
         """Return where something holds in either text, for all rows."""
@@ -129,31 +129,31 @@ class Tangents:
         order = sorted(range(len(starts)), key=lambda i: starts[i].layer)
         stream = self.adjoints.graphs[0].stream.leaf
         carried = stream.new_zeros(0, *stream.shape[1:])
-        left = [starts[i] for i in order]
+        rest = [starts[i] for i in order]
         here: list[Start] = []
         with self.places.context():
-            for layer in range(left[0].layer, len(self.places.layers) if until is None else until):
-                here += (new := [start for start in left if start.layer == layer])
+            for layer in range(rest[0].layer, len(self.places.layers) if until is None else until):
+                here += (new := [start for start in rest if start.layer == layer])
                 carried = torch.cat([carried, carried.new_zeros(len(new), *stream.shape[1:])])
                 carried = self._layer(layer, carried, here)
         return carried[torch.tensor(order, device=carried.device).argsort()]
 
-    def _layer(self, number: int, tangents: Tensor, starts: Sequence[Start]) -> Tensor:
+    def _layer(self, layer: int, tangents: Tensor, starts: Sequence[Start]) -> Tensor:
         """Carry tangents through a layer, in which some start."""
         rows = Rows(len(tangents))
-        place, stream = self.places.layers[number], self.adjoints.graphs[number].stream
-        args, kwargs = _spread(self.adjoints.calls[number], rows.count)
+        place, stream = self.places.layers[layer], self.adjoints.graphs[layer].stream
+        args, kwargs = _spread(self.adjoints.calls[layer], rows.count)
 
         @_aside
         def starting(kind: str, x: Tensor) -> Tensor:
             """Add the changes that start at a place to their tangents."""
-            here = [i for i, s in enumerate(starts) if (s.layer, s.place) == (number, kind)]
+            here = [i for i, s in enumerate(starts) if (s.layer, s.place) == (layer, kind)]
             if not here:
                 return x
-            added = x.new_zeros(rows.count + 2, rows.time, x.shape[-1])
+            change = x.new_zeros(rows.count + 2, rows.time, x.shape[-1])
             for i in here:
-                starts[i].put(added[2 + i])
-            return x + added.reshape(x.shape)
+                starts[i].put(change[2 + i])
+            return x + change.reshape(x.shape)
 
         rows.time = tangents.shape[1]
         hooks = _hooks(place, rows, starts, starting)
@@ -177,7 +177,7 @@ class Tangents:
                 raise
             except RuntimeError as error:
                 raise UnknownOperationError(
-                    f"no tangents pass layer {number}, {type(place.module).__name__}: {error}"
+                    f"no tangents pass layer {layer}, {type(place.module).__name__}: {error}"
                 ) from None
         return y.detach()[2:]
 
@@ -195,12 +195,12 @@ class Tangents:
         """
         rows, last = Rows(len(tangents)), self.adjoints.last.leaf.detach()
         x = torch.cat([last[:, -length:], tangents[:, -length:]])
-        found = []
+        columns = []
         for place in range(length):
             with torch.enable_grad(), rows.run(), TangentRules(rows):
                 z = self._logits(make_leaf(x[:, place]))
-            found.append(z.detach())
-        z = torch.stack(found)
+            columns.append(z.detach())
+        z = torch.stack(columns)
         return z[:, :2], z[:, 2:]
 
     def _logits(self, x: Tensor) -> Tensor:
@@ -213,13 +213,13 @@ class Tangents:
         embedding, stream = self.adjoints.embedding, self.adjoints.graphs[0].stream
         half = torch.zeros_like(embedding.leaf[:1])
         half[0, position] = change / 2
-        both = torch.cat([half, -half])
+        signs = torch.cat([half, -half])
         with torch.enable_grad():
             g = torch.zeros_like(stream.value).requires_grad_()
             (w,) = torch.autograd.grad(
                 stream.value, embedding.leaf, g, create_graph=True, retain_graph=True
             )
-            ((first, second),) = torch.autograd.grad(w, g, both)
+            ((first, second),) = torch.autograd.grad(w, g, signs)
         return Start(0, "stream", position, (first - second)[position].detach())
 
 

@@ -66,13 +66,13 @@ def lens(flow: Flow, node: Node) -> Float[Tensor, " vocab"]:
     Raises:
         BilensError: it is none of these, or layers of the model read more than the stream.
     """
-    kept, found = logit_changes(flow, [node])
-    if not kept:
+    nodes, changes = logit_changes(flow, [node])
+    if not nodes:
         raise UnknownOperationError(
             f"{node.address} is read otherwise than from the stream, expected a node of which "
             "all later layers read the stream"
         )
-    return found.changes[0, 0]
+    return changes.changes[0, 0]
 
 
 def logit_changes(flow: Flow, nodes: Sequence[Node]) -> tuple[list[Node], LogitChanges]:
@@ -89,11 +89,11 @@ def logit_changes(flow: Flow, nodes: Sequence[Node]) -> tuple[list[Node], LogitC
     tangents = Tangents(flow.adjoints)
     carried = tangents.carry(starts_of(flow, nodes, tangents))
     # What reaches the answer is the flow of the node.
-    allowed = ROUNDING * (flow.absolute + flow.rounded)
-    reached = tangents.at_answer(carried).tolist()
-    kept = [i for i, node in enumerate(nodes) if abs(reached[i] - node.flow) <= allowed]
-    logits = tangents.logits(carried[kept], len(flow.fitted.spoken) or 1)
-    return [nodes[i] for i in kept], LogitChanges(*logits)
+    tolerance = ROUNDING * (flow.absolute + flow.rounded)
+    arrivals = tangents.at_answer(carried).tolist()
+    rows = [i for i, node in enumerate(nodes) if abs(arrivals[i] - node.flow) <= tolerance]
+    logits = tangents.logits(carried[rows], len(flow.fitted.spoken) or 1)
+    return [nodes[i] for i in rows], LogitChanges(*logits)
 
 
 def starts_of(flow: Flow, nodes: Sequence[Node], tangents: Tangents) -> list[Start]:
@@ -119,12 +119,12 @@ def labelled(model: ResidualModel, flow: Flow, count: int) -> Flow:
     if not nodes:
         return flow
     try:
-        kept, found = logit_changes(flow, nodes)
+        exact, changes = logit_changes(flow, nodes)
     except UnknownOperationError as error:
         logger.warning("nodes have no tokens that they raise and lower: %s", error)
         return flow
-    named: list[Node] = []
-    for node, of_node in zip(kept, found.scores(model.places) if kept else (), strict=True):
+    labels: list[Node] = []
+    for node, of_node in zip(exact, changes.scores(model.places) if exact else (), strict=True):
         raises, lowers = both_sides(model, of_node, WORDS)
-        named.append(replace(node, raises=raises, lowers=lowers))
-    return replace(flow, named=tuple(named))
+        labels.append(replace(node, raises=raises, lowers=lowers))
+    return replace(flow, named=tuple(labels))

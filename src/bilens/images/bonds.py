@@ -249,9 +249,9 @@ def read_bonds(
         "tree": classifier_bonds(model, data, metric),
         "function": classifier_function_bonds(model, data, metric),
     }
-    ranks = {kind: tuple(bond.k for bond in found.bonds) for kind, found in bonds_of.items()}
+    ranks = {kind: tuple(bond.k for bond in each.bonds) for kind, each in bonds_of.items()}
     if can_promise(data, drop):  # of both kinds or of none
-        ranks = {kind: accurate_ranks(found, data, drop) for kind, found in bonds_of.items()}
+        ranks = {kind: accurate_ranks(each, data, drop) for kind, each in bonds_of.items()}
     # Neither needs fewer on every model: the tree is exact, but its leaves are independent inputs.
     kind = min(bonds_of, key=lambda name: sum(ranks[name]))
     cut_reading = CutReading.of(bonds_of[kind].cut(ranks[kind]), data)

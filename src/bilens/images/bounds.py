@@ -36,8 +36,8 @@ def layered_radii(
         forms = forms_of(tensor)
         squares = (forms.quadratic @ forms.quadratic).sum(0)
         flat = forms.quadratic.flatten(1)
-        both = [torch.linalg.eigvalsh(matrix)[-1] for matrix in (squares, flat @ flat.T)]
-        curvatures.append(torch.minimum(*both).sqrt())
+        eigenvalues = [torch.linalg.eigvalsh(matrix)[-1] for matrix in (squares, flat @ flat.T)]
+        curvatures.append(torch.minimum(*eigenvalues).sqrt())
         norms = []
         for rows in (y @ forms.basis).split(BLOCK):
             jacobian = 2 * torch.einsum("sn,cnm->scm", rows, forms.quadratic) + forms.linear
@@ -92,13 +92,13 @@ def box_bounds(
     start = torch.where(change.isfinite(), change, 0) @ forms.basis.T
     lower = torch.maximum(radius / x.shape[1] ** 0.5, largest_lower_bound(forms, x, classes))
     low, high = torch.zeros_like(radius), torch.ones_like(radius)
-    changed = sign_attack(forms, x, classes, high)
-    upper = torch.where(changed, high, torch.inf)
+    is_fooled = sign_attack(forms, x, classes, high)
+    upper = torch.where(is_fooled, high, torch.inf)
     for _ in range(16):
         middle = (low + high) / 2
-        changed = sign_attack(forms, x, classes, middle)
-        upper = torch.where(changed, torch.minimum(upper, middle), upper)
-        low, high = torch.where(changed, low, middle), torch.where(changed, middle, high)
+        is_fooled = sign_attack(forms, x, classes, middle)
+        upper = torch.where(is_fooled, torch.minimum(upper, middle), upper)
+        low, high = torch.where(is_fooled, low, middle), torch.where(is_fooled, middle, high)
     return BoxBounds((radius, euclidean_attack(forms, x, classes, start)), (lower, upper))
 
 
@@ -133,13 +133,13 @@ def euclidean_attack(
         step = 1.05 * margin.clamp_min(0) / size
         target = (target - step[:, None] * slope).clamp(0, 1)
     change = target - x
-    changed = margins_and_slopes(forms, target, classes)[0] <= 0
+    is_fooled = margins_and_slopes(forms, target, classes)[0] <= 0
     low, high = torch.zeros(len(x)).to(x), torch.ones(len(x)).to(x)
     for _ in range(STEPS // 2):
         middle = (low + high) / 2
         ahead = margins_and_slopes(forms, x + middle[:, None] * change, classes)[0] > 0
         low, high = torch.where(ahead, middle, low), torch.where(ahead, high, middle)
-    return torch.where(changed, high * change.norm(dim=-1), torch.inf)
+    return torch.where(is_fooled, high * change.norm(dim=-1), torch.inf)
 
 
 def sign_attack(
@@ -150,12 +150,12 @@ def sign_attack(
     steps: int = 5,
 ) -> Bool[Tensor, " samples"]:
     """Return which answers change when each pixel moves by at most `size`, against the margin."""
-    target, changed = x, torch.zeros(len(x), dtype=torch.bool, device=x.device)
+    target, is_fooled = x, torch.zeros(len(x), dtype=torch.bool, device=x.device)
     for _ in range(steps):
         _, slope = margins_and_slopes(forms, target, classes)
         target = (x - size[:, None] * slope.sign()).clamp(0, 1)
-        changed |= margins_and_slopes(forms, target, classes)[0] <= 0
-    return changed
+        is_fooled |= margins_and_slopes(forms, target, classes)[0] <= 0
+    return is_fooled
 
 
 def largest_lower_bound(

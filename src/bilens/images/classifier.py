@@ -130,20 +130,20 @@ class ClassifierReading(Reading):
         """Return how many eigenvectors lose at most a point, and advice where they are many."""
         if self.data.is_chance(self.accuracy):
             return chain.chance_sentence(self.accuracy, self.data)
-        accuracies, needed = self.curve.accuracy, self.curve.needed(0.01)
-        said = (
-            f"{needed} of the {len(accuracies)} eigenvectors of each class keep "
-            f"{accuracies[needed - 1]:.1%} of test images right; all of them {self.accuracy:.1%}"
+        accuracies, count = self.curve.accuracy, self.curve.needed(0.01)
+        text = (
+            f"{count} of the {len(accuracies)} eigenvectors of each class keep "
+            f"{accuracies[count - 1]:.1%} of test images right; all of them {self.accuracy:.1%}"
         )
-        if needed > FEW:
-            said += f", and {FEW} of them {accuracies[FEW - 1]:.1%}"
+        if count > FEW:
+            text += f", and {FEW} of them {accuracies[FEW - 1]:.1%}"
         rank = float(self.spectrum.effective_rank().mean())
         if rank > FLAT * len(accuracies):
-            said += (
+            text += (
                 f". The spectra are flat, as of {rank:.0f} equally strong eigenvectors. More "
                 "images, or training with more --weight-decay and --input-noise, may leave fewer"
             )
-        return said + "."
+        return text + "."
 
 
 @detached
@@ -218,9 +218,9 @@ def class_mask(spectrum: Spectrum) -> Float[Tensor, "*batch n_pixels"]:
         BilensError: no positive eigenvector overlaps with an even image.
     """
     # Negative eigenvalues can only lower the logit.
-    raising = spectrum.positive()
-    start = raising.vectors.sum(-1)
-    mask = ((raising.values**2 * start)[..., None] * raising.vectors).sum(-2)
+    positive = spectrum.positive()
+    start = positive.vectors.sum(-1)
+    mask = ((positive.values**2 * start)[..., None] * positive.vectors).sum(-2)
     # The constant is no pixel that an attack could change.
     mask = mask[..., :-1] if spectrum.constant else mask
     check_finite(spectrum=mask)
@@ -263,11 +263,11 @@ def attack(
     if not others.any():
         raise BilensError(f"x holds no image of another class than label={label} to attack")
     # No pixel is below 0 or above 1, so a part of a long mask is lost here.
-    masked = (x[others] + (norm * mask / mask.norm()).to(x)).clamp(0, 1)
-    predicted = predict(model, masked).argmax(-1).to(labels.device)
+    images = (x[others] + (norm * mask / mask.norm()).to(x)).clamp(0, 1)
+    answers = predict(model, images).argmax(-1).to(labels.device)
     return AttackRate(
-        targeted=float((predicted == label).double().mean()),
-        fooled=float((predicted != labels[others]).double().mean()),
+        targeted=float((answers == label).double().mean()),
+        fooled=float((answers != labels[others]).double().mean()),
     )
 
 

@@ -98,16 +98,16 @@ class CutReading:
         return pictures
 
 
-def _effects(cut: Cut, bond: int, z: Tensor, number: int) -> tuple[float, ...]:
+def _effects(cut: Cut, bond: int, z: Tensor, i: int) -> tuple[float, ...]:
     """Return the mean loss of each logit when a coordinate is set to zero."""
     without = z.clone()
-    without[:, number] = 0
+    without[:, i] = 0
     # One pass for both halves.
-    both = torch.cat([z, without])
+    rows = torch.cat([z, without])
     for core in cut.cores[bond:]:
-        both = core(both)
-    complete, ablated = both.chunk(2)
-    return tuple((complete - ablated).mean(0).tolist())
+        rows = core(rows)
+    complete, rest = rows.chunk(2)
+    return tuple((complete - rest).mean(0).tolist())
 
 
 @dataclass(frozen=True)
@@ -131,17 +131,17 @@ def chosen_edges(products: Products, depth: int, output: int) -> list[ProductEdg
     """
     edges: list[ProductEdge] = []
     # From the output down: sources of a layer are targets of the layer below.
-    wanted = {output}
+    targets = {output}
     for layer in reversed(range(depth)):
         sources: set[int] = set()
-        for target in sorted(wanted):
+        for target in sorted(targets):
             into = edges_into(products, (layer + 1, target), 4 if layer == depth - 1 else 2)
             # Thinner lines hide the others; the strongest product is always there.
             into = [edge for edge in into if edge.part >= LEAST_DRAWN] or into[:1]
             edges += into
             # Two targets may have a source in common, which is drawn once.
-            sources |= {number for edge in into for _, number in edge.sources}
-        wanted = sources
+            sources |= {i for edge in into for _, i in edge.sources}
+        targets = sources
     return edges
 
 

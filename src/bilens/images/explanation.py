@@ -78,9 +78,9 @@ class SharedFeatures(Reading):
     def columns(self) -> Columns:
         """Return a row for each feature: its weight, agreement, and the classes of either sign."""
         rows = []
-        for number, feature in enumerate(self.features):
+        for i, feature in enumerate(self.features):
             sides = (map(str, feature.labels(raises=raises)) for raises in (True, False))
-            rows.append((number, feature.weight, feature.agreement, *map(", ".join, sides)))
+            rows.append((i, feature.weight, feature.agreement, *map(", ".join, sides)))
         return by_column(["feature", "weight", "agreement", "raises", "lowers"], rows)
 
 
@@ -145,14 +145,14 @@ def _shared(
     clusters = cluster(vectors[heavy], weights[heavy], 0.7)
     shares = (weights.double() / weights.double().sum()).tolist()
     features = []
-    for number, agreement in enumerate(clusters.agreement.tolist()):
-        rows, uses = heavy[clusters.members[number]], []
+    for i, agreement in enumerate(clusters.agreement.tolist()):
+        rows, uses = heavy[clusters.members[i]], []
         for row in rows[weights[rows].argsort(descending=True, stable=True)].tolist():
             place, raises = tuple(places[row].tolist()), bool(signed[row] > 0)
             uses.append(ClassUse(int(labels[row]), place, raises, shares[row]))
         # A class may use a feature twice, which is not sharing.
         if len({use.label for use in uses}) > 1:
-            features.append(SharedFeature(clusters.vectors[number], tuple(uses), agreement))
+            features.append(SharedFeature(clusters.vectors[i], tuple(uses), agreement))
     return SharedFeatures(tuple(features), compared=len(heavy), groups=len(clusters))
 
 
@@ -206,8 +206,8 @@ class Explanation(Reading):
         rows: list[tuple[str, str, float]] = []
         for part in self.parts:
             label, activations = self._name(part.label), part.activations.tolist()
-            for number, activation in zip(part.numbers, activations, strict=True):
-                rows.append((label, str(number), activation))
+            for i, activation in zip(part.numbers, activations, strict=True):
+                rows.append((label, str(i), activation))
             rows.append((label, "all others", part.remainder))
         return by_column(["class", "term", "activation"], rows)
 

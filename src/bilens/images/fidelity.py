@@ -251,8 +251,8 @@ def accurate_ranks(model_bonds: Bonds, data: ImageData, drop: Share = 0.01) -> t
     if not can_promise(data, drop):
         return full
     x, labels = data.train_images[_spaced(data)], data.train_labels[_spaced(data)]
-    searched = torch.arange(len(x)) % 4 == 0
-    checks = int((~searched).sum())
+    is_search = torch.arange(len(x)) % 4 == 0
+    checks = int((~is_search).sum())
     # The input coordinates of every cut are the first of these, so they are computed once. Single
     # precision decides the same images within rounding, in half the time.
     z = model_bonds.cut(full).coordinates(x)[0].float()
@@ -267,15 +267,15 @@ def accurate_ranks(model_bonds: Bonds, data: ImageData, drop: Share = 0.01) -> t
         """Return the loss that the check would promise if it lost as many as these images do."""
         before, after = reference[images], is_right(cut, images)
         scale = checks / len(before)
-        lost, gained = (int(part.sum()) for part in (before & ~after, after & ~before))
-        return loss_bound(math.ceil(lost * scale), int(gained * scale), checks)
+        losses, gains = (int(part.sum()) for part in (before & ~after, after & ~before))
+        return loss_bound(math.ceil(losses * scale), int(gains * scale), checks)
 
     with progress_bar("choosing directions") as bar:
         # The loss of a cut is counted image by image against all directions.
-        reference = is_right(model_bonds.cut(full), torch.ones_like(searched))
+        reference = is_right(model_bonds.cut(full), torch.ones_like(is_search))
 
         def score(cut: Cut) -> float:
-            loss, ranks = bound(cut, searched), " + ".join(map(str, cut.ranks))
+            loss, ranks = bound(cut, is_search), " + ".join(map(str, cut.ranks))
             bar.set_postfix_str(f"{ranks} directions: {loss:.2%} lost", refresh=False)
             bar.update()
             return -loss
@@ -286,8 +286,8 @@ def accurate_ranks(model_bonds: Bonds, data: ImageData, drop: Share = 0.01) -> t
         more = [*range(5), *(round(6 * 1.5**step) for step in range(40))]
         cuts = [tuple(min(r + m, k) for r, k in zip(few, full, strict=True)) for m in more]
         order = [ranks for ranks in dict.fromkeys(reversed(cuts)) if ranks != full]
-        checked_cut = promised(order, lambda r: bound(model_bonds.cut(r), ~searched), drop)
-        return checked_cut or full
+        result = promised(order, lambda r: bound(model_bonds.cut(r), ~is_search), drop)
+        return result or full
 
 
 @checked
@@ -302,8 +302,8 @@ def rank_accuracies(
     most = max(bond.k for bond in model_bonds.bonds)
     logits = full_cut(model_bonds)(data.test_images)
     rows = []
-    growing = [*range(1, 6), *range(6, 30, 2), 30, 35, 40, 50, 60, 80, 100]
-    for k in ranks or [*(rank for rank in growing if rank < most), most]:
+    steps = [*range(1, 6), *range(6, 30, 2), 30, 35, 40, 50, 60, 80, 100]
+    for k in ranks or [*(rank for rank in steps if rank < most), most]:
         outputs = model_bonds.cut(k)(data.test_images)
         error = float((outputs - logits).norm() / logits.norm())
         rows.append((k, share_right(outputs, data.test_labels), error))

@@ -129,20 +129,20 @@ def smallest_changes(
         above = margins(change(middle)) > 0
         low, high = torch.where(above, low, middle), torch.where(above, middle, high)
     d = change(high)
-    left = margins(d)
-    unsolved = left > 1e-9 * m + 1e-300
+    rest = margins(d)
+    is_open = rest > 1e-9 * m + 1e-300
     if lowest < 0:
         # The hard case: along the lowest eigenvector, which g has no part of, the margin falls as
         # lowest * step^2 + slope * step.
         slope = g[:, 0] + 2 * lowest * d[:, 0]
-        step = (slope.abs() + (slope**2 - 4 * lowest * left.clamp_min(0)).sqrt()) / (-2 * lowest)
+        step = (slope.abs() + (slope**2 - 4 * lowest * rest.clamp_min(0)).sqrt()) / (-2 * lowest)
         step = torch.where(slope > 0, -step, step)
-        d[:, 0] += torch.where(unsolved, step, 0)
+        d[:, 0] += torch.where(is_open, step, 0)
     else:
-        d[unsolved] = torch.inf
+        d[is_open] = torch.inf
     d[m <= 0] = 0
-    found = d.isfinite().all(-1)
-    d[found] = d[found] @ vectors.T
+    is_finite = d.isfinite().all(-1)
+    d[is_finite] = d[is_finite] @ vectors.T
     return d
 
 

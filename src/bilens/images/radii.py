@@ -63,8 +63,8 @@ class CertifiedRadii(Reading):
 
     def certified(self, radius: float) -> tuple[float, float, float]:
         """Return the share of pictures that are right within a radius, with its 95 % interval."""
-        kept = int((self.radius[self.right] > radius).sum())
-        return kept / len(self.labels), *clopper_pearson(kept, len(self.labels))
+        count = int((self.radius[self.right] > radius).sum())
+        return count / len(self.labels), *clopper_pearson(count, len(self.labels))
 
     def facts(self) -> list[Fact]:
         radii = self.radius[self.right]
@@ -122,20 +122,20 @@ def certify(
     chain.check_outputs(model, tensors, x)
     device = tensors[0].left.device
     x, labels = x.to(device), labels.to(device)
-    predicted = chain.predict(model, x).argmax(-1).to(device)
-    rows = (predicted == labels).nonzero().flatten()
+    answers = chain.predict(model, x).argmax(-1).to(device)
+    rows = (answers == labels).nonzero().flatten()
     radius = torch.zeros(len(x), dtype=torch.float64, device=device)
-    other = predicted.clone()
+    other = answers.clone()
     if len(tensors) > 1:
         radius[rows], other[rows] = layered_radii(tensors, x[rows], labels[rows])
-        return CertifiedRadii(x, labels, predicted, radius, other, None)
+        return CertifiedRadii(x, labels, answers, radius, other, None)
     forms = forms_of(*chain.open_layer(model))
     radius[rows], other[rows], changes = nearest_changes(forms, x[rows], labels[rows])
     change = torch.zeros_like(x, dtype=torch.float64)
-    found = changes.isfinite().all(-1)
-    change[rows[found]] = changes[found] @ forms.basis.T
-    change[rows[~found]] = torch.inf
-    return CertifiedRadii(x, labels, predicted, radius, other, change)
+    is_finite = changes.isfinite().all(-1)
+    change[rows[is_finite]] = changes[is_finite] @ forms.basis.T
+    change[rows[~is_finite]] = torch.inf
+    return CertifiedRadii(x, labels, answers, radius, other, change)
 
 
 @detached
@@ -169,6 +169,6 @@ def proved_agreement(
         raise BilensError("x is empty, expected at least one picture")
     answers = forms.outputs(x).argmax(-1)
     rows = (answers == others.outputs(x).argmax(-1)).nonzero().flatten()
-    both = [nearest_changes(each, x[rows], answers[rows])[0] for each in (forms, others)]
-    nearer = torch.minimum(*both)
+    lengths = [nearest_changes(each, x[rows], answers[rows])[0] for each in (forms, others)]
+    nearer = torch.minimum(*lengths)
     return {r: float((nearer > r).sum() if r else len(rows)) / len(x) for r in radii}

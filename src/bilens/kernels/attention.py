@@ -234,8 +234,8 @@ def _choose(inputs: Inputs) -> str:
     if linear == GPU:
         return linear
     batch, heads, time, width = q1.shape
-    crossing = SHORT * width if q1.device.type == "cpu" else width**2
-    short = time <= crossing and batch * heads * time**2 <= PATTERN
+    limit = SHORT * width if q1.device.type == "cpu" else width**2
+    short = time <= limit and batch * heads * time**2 <= PATTERN
     return "reference" if short else linear
 
 
@@ -323,8 +323,8 @@ def _explain(
         raise BilensError(
             "q2 and k2 come together: both for bilinear attention, neither for squared attention"
         )
-    named = {"q1": q1, "k1": k1, "v": v, "q2": q2, "k2": k2}
-    for name, x in named.items():
+    tensors = {"q1": q1, "k1": k1, "v": v, "q2": q2, "k2": k2}
+    for name, x in tensors.items():
         if x is None:
             continue
         if 0 in x.shape:
@@ -354,12 +354,12 @@ def _checked_scale(scale: float | None, q1: Tensor) -> float:
     if scale is None:
         return float(q1.shape[-1] ** -2)
     try:
-        number = float(scale)
+        value = float(scale)
     except (TypeError, ValueError, OverflowError):
-        number = math.nan
-    if not math.isfinite(number):
+        value = math.nan
+    if not math.isfinite(value):
         raise BilensError(f"scale={scale!r:.200}, expected a finite number")
-    return number
+    return value
 
 
 def _check_squared(inputs: Inputs, constant: Tensor | None, normalised: bool) -> None:

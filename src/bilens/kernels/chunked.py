@@ -145,8 +145,8 @@ def _attend(inputs: Inputs, scale: float, state: Tensor | None) -> tuple[Tensor,
                     y[heads, i].add_(features.read(memory[heads], *_chunk(i, *reading)))
                 if after:
                     features.write(memory[heads], *_chunk(i, *writing, v))
-    scaled = (text.join(outputs, inputs[0]) * scale).to(inputs[2].dtype)
-    return scaled, None if state is None else memory.view_as(state)
+    output = (text.join(outputs, inputs[0]) * scale).to(inputs[2].dtype)
+    return output, None if state is None else memory.view_as(state)
 
 
 def _gradients(
@@ -165,15 +165,15 @@ def _gradients(
         _pull_forward(text, piece, above, sums, before, carried=carried)
     for piece, above, sums in reversed(pieces):
         _pull_back(text, piece, above, sums, after, carried=carried)
-    given = [x for x in inputs if x is not None]
+    tensors = [x for x in inputs if x is not None]
     spans = zip(*gradients, strict=True)
-    joined: list[Tensor | None] = [
-        text.join(parts, x).to(x.dtype) for parts, x in zip(spans, given, strict=True)
+    results: list[Tensor | None] = [
+        text.join(parts, x).to(x.dtype) for parts, x in zip(spans, tensors, strict=True)
     ]
     if text.symmetric:
-        joined += [None, None]
+        results += [None, None]
         after *= weights(features.rows, after)
-    return [*joined, after.view_as(state) if state is not None else None]
+    return [*results, after.view_as(state) if state is not None else None]
 
 
 def _pull_forward(
@@ -223,8 +223,8 @@ def _five(parts: Iterable[Tensor]) -> list[Tensor]:
     return [*first, *first[:2]][:5]
 
 
-def _chunk(number: int, *parts: Tensor) -> Iterator[Tensor]:
-    return (part[:, number] for part in parts)
+def _chunk(i: int, *parts: Tensor) -> Iterator[Tensor]:
+    return (part[:, i] for part in parts)
 
 
 def _pattern_gradients(

@@ -91,9 +91,9 @@ def _one_of_each(width: int, device: torch.device) -> tuple[Tensor, Tensor]:
     i = j[:, None]
     # ij is stored in row i if j is at most half a circle after i, otherwise ji is, in row j.
     away = (j - i) % width
-    stored = torch.where(away < columns, i * columns + away, j * columns + width - away)
+    index = torch.where(away < columns, i * columns + away, j * columns + width - away)
     every = i * width + (i + j[:columns]) % width
-    return stored.flatten(), every.flatten()
+    return index.flatten(), every.flatten()
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,12 +160,12 @@ class FeatureMap:
         for block in self._blocks():
             part = self._state(state, block)
             shape = *right.shape[:2], *part.shape[1:3]
-            pulled = self._room(*shape)
-            torch.bmm(dy, part.flatten(1, 2).mT, out=pulled.flatten(2))
+            block_gradient = self._room(*shape)
+            torch.bmm(dy, part.flatten(1, 2).mT, out=block_gradient.flatten(2))
             # A row times a matrix is up to four times as fast as a matrix times a column.
-            to_a[..., block] = (right[:, :, None] @ pulled.mT).view(*left.shape[:3], -1)
+            to_a[..., block] = (right[:, :, None] @ block_gradient.mT).view(*left.shape[:3], -1)
             factors = left[..., block].flatten(0, 1)[:, :, None]
-            to_b += (factors @ pulled)[:, :, 0]
+            to_b += (factors @ block_gradient)[:, :, 0]
         to_a = to_a.transpose(1, 2).flatten(2)
         return to_a, to_b.view(-1, self.parts, *to_b.shape[1:]).sum(1)
 
@@ -277,8 +277,8 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: object) -> None:
 
 
 def _backward(ctx: Any, dy: Tensor, dlast: Tensor) -> tuple[Tensor | None, ...]:
-    *given, state = ctx.saved_tensors
-    inputs = tuple(given)
+    *saved, state = ctx.saved_tensors
+    inputs = tuple(saved)
     # Scaled once here, as every gradient is linear in dy: no kernel needs to know the scale.
     dy = dy * ctx.scale
     if torch.is_grad_enabled():
@@ -286,9 +286,9 @@ def _backward(ctx: Any, dy: Tensor, dlast: Tensor) -> tuple[Tensor | None, ...]:
         with no_autocast(dy.device):
             gradients = _differentiable_gradients(ctx.kernel, inputs, state, dy, dlast)
         return None, *gradients, None
-    compiling = torch.compiler.is_compiling()
+    is_compiling = torch.compiler.is_compiling()
     run: Callable[..., list[Tensor]] = (
-        torch.ops.bilens.attend_gradients if compiling else _run_gradients
+        torch.ops.bilens.attend_gradients if is_compiling else _run_gradients
     )
     compact = iter(run(ctx.kernel, *inputs, state, dy, None if state is None else dlast))
     gradients = [None if x is None else next(compact) for x in (*inputs, state)]
@@ -370,20 +370,20 @@ def _state_gradients(
     inputs: Inputs, state: Tensor, dy: Tensor, dstate: Tensor
 ) -> list[Tensor | None]:
     """Return the gradients through the reads of a state and the tokens' additions to it."""
-    given = [x for x in (*inputs, state) if x is not None]
-    q1, k1, v, *second = (x.to(state.dtype) for x in given[:-1])
+    tensors = [x for x in (*inputs, state) if x is not None]
+    q1, k1, v, *second = (x.to(state.dtype) for x in tensors[:-1])
     q2, k2 = second or (q1, k1)
     symmetric = not second
     # Written with autograd's own operations: this is only for gradients of gradients.
-    read = products(q1, q2, symmetric=symmetric)
+    features = products(q1, q2, symmetric=symmetric)
     if symmetric:
-        read = read * weights(q1.shape[-1], q1).T
-    read = read.view(*k1.shape[:2], -1, *read.shape[2:])
-    y = read @ state[:, :, None]
+        features = features * weights(q1.shape[-1], q1).T
+    features = features.view(*k1.shape[:2], -1, *features.shape[2:])
+    y = features @ state[:, :, None]
     last = state + products(k1, k2, symmetric=symmetric).mT @ v
     total = (dy.reshape(y.shape) * y).sum() + (dstate * last).sum()
-    wanted = [x for x in given if x.requires_grad]
-    gradients = iter(torch.autograd.grad(total, wanted, create_graph=True))
+    leaves = [x for x in tensors if x.requires_grad]
+    gradients = iter(torch.autograd.grad(total, leaves, create_graph=True))
     return [
         next(gradients) if x is not None and x.requires_grad else None for x in (*inputs, state)
     ]

@@ -136,18 +136,18 @@ def _gradients_in_chunks(
     q1, k1, v, q2, k2 = _readable_inputs(inputs)
     dy = _readable(dy)
     if carried is None:
-        made = [None if x is None else x.new_empty(x.shape) for x in (q1, k1, v, q2, k2)]
+        results = [None if x is None else x.new_empty(x.shape) for x in (q1, k1, v, q2, k2)]
     else:
-        made = [None if x is None else x.contiguous() for x in carried]
-    dq1, dk1, dv, dq2, dk2 = made
+        results = [None if x is None else x.contiguous() for x in carried]
+    dq1, dk1, dv, dq2, dk2 = results
     grid, numbers, constants = _quadratic_launch(q1, k1, v, q2, gradients=True)
     constants["CARRIED"] = carried is not None
-    read = q1, k1, v, q2, k2, dy
-    strides = [stride for x in read for stride in _strides(x)]
-    queries_kernel[grid,](*read, dq1, dq2, *numbers, *strides, **constants)
+    tensors = q1, k1, v, q2, k2, dy
+    strides = [stride for x in tensors for stride in _strides(x)]
+    queries_kernel[grid,](*tensors, dq1, dq2, *numbers, *strides, **constants)
     grid = grid // q1.shape[1] * k1.shape[1]
-    keys_kernel[grid,](*read, dk1, dk2, dv, *numbers, *strides, **constants)
-    return [None if x is None else x.to(inputs[2].dtype) for x in made]
+    keys_kernel[grid,](*tensors, dk1, dk2, dv, *numbers, *strides, **constants)
+    return [None if x is None else x.to(inputs[2].dtype) for x in results]
 
 
 def _quadratic_launch(
@@ -279,8 +279,8 @@ class _Text:
             for first in range(0, sides[0], sizes["BI"])
             for left in range(0, sides[1], sizes["BJ"])
         ]
-        working = sum(left + sizes["BJ"] > first for first, left in tiles) if self.squared else 1
-        share = working / len(tiles) if self.squared else 1
+        n_blocks = sum(left + sizes["BJ"] > first for first, left in tiles) if self.squared else 1
+        share = n_blocks / len(tiles) if self.squared else 1
         segments = segment_count(round(programs * share), chunks, a.device)
         if segments > 1:
             sums = a.new_empty(heads, segments, *sides, dtype=torch.float32)
@@ -365,8 +365,8 @@ def _read_constants(
     """Return the sizes that `read_kernel` is compiled for, of tensors and of tiles."""
     sides = padded(widths[0]), padded(widths[1]), padded(widths[2])
     # The stride of a state's axis is the product of the sizes after it.
-    ordered = [side for _, side in sorted(zip(axes, sides, strict=True))]
-    strides = [prod(ordered[axis + 1 :]) for axis in axes]
+    shape = [side for _, side in sorted(zip(axes, sides, strict=True))]
+    strides = [prod(shape[axis + 1 :]) for axis in axes]
     names = ("DA", "DB", "DC", "WA", "WB", "WC", "SA", "SB", "SC")
     sizes = tile_sizes("read", sides, itemsize, half=half, card=card)
     return dict(zip(names, (*sides, *widths, *strides), strict=True)) | sizes

@@ -101,14 +101,14 @@ def _add_best(
     is_token = torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]
     positions = activations.abs().where(is_token[..., None], -1).argmax(1)
     strongest = activations.gather(1, positions[:, None])[:, 0]
-    for number, contexts in enumerate(best):
+    for column, contexts in enumerate(best):
         # The first of several equal texts is kept, so the strongest come first.
-        for row in strongest[:, number].abs().argsort(descending=True, stable=True).tolist():
-            activation = float(strongest[row, number])
+        for row in strongest[:, column].abs().argsort(descending=True, stable=True).tolist():
+            activation = float(strongest[row, column])
             if abs(activation) <= contexts.threshold():
                 break
             text = ids[row, : int(lengths[row])].cpu()
-            contexts.add(Context(text, int(positions[row, number]), activation))
+            contexts.add(Context(text, int(positions[row, column]), activation))
 
 
 @detached
@@ -131,26 +131,24 @@ def contributions(
     model: ResidualModel, spectrum: Spectrum, contexts: Sequence[tuple[int, Context]], *, layer: int
 ) -> list[Sources]:
     """Split activations as `contribution` does, each of an eigenvector's number and a context."""
-    for number, context in contexts:
-        _check(spectrum, number)
+    for i, context in contexts:
+        _check(spectrum, i)
         check_index("position", context.position, len(context.ids), "a position in the text")
     return [
         _contribution(
-            model, spectrum, number, read_stream(model, context.ids, context.position, layer=layer)
+            model, spectrum, i, read_stream(model, context.ids, context.position, layer=layer)
         )
-        for number, context in contexts
+        for i, context in contexts
     ]
 
 
-def _contribution(
-    model: ResidualModel, spectrum: Spectrum, number: int, stream: Sources
-) -> Sources:
-    vector = spectrum.vectors[number].to(stream.direct)
+def _contribution(model: ResidualModel, spectrum: Spectrum, i: int, stream: Sources) -> Sources:
+    vector = spectrum.vectors[i].to(stream.direct)
     total, width = stream.total(), len(stream.direct)
     # The constant coordinate of the form, if it has one, belongs to the biases.
     v, offset = vector[:width], vector[width:].sum()
     # One of the two factors v . n is split and the other is not, so the parts add up.
-    scale = spectrum.values[number] * (v @ total + offset)
+    scale = spectrum.values[i] * (v @ total + offset)
     split = Sources(
         direct=scale * (v @ stream.direct),
         heads=scale * (stream.heads @ v),
@@ -159,20 +157,20 @@ def _contribution(
     check_sum(
         "The activation, split by source,",
         split.total(),
-        spectrum.activations(total)[number],
+        spectrum.activations(total)[i],
         size=float(scale.abs() * (v.abs() @ (stream.direct.abs() + stream.constant.abs()))),
     )
     return split
 
 
-def _check(spectrum: Spectrum, number: int = 0) -> None:
+def _check(spectrum: Spectrum, i: int = 0) -> None:
     if spectrum.batch_shape:
         raise BilensError(
             f"spectrum is a batch of shape {tuple(spectrum.batch_shape)}, expected that of one "
             "form: index it"
         )
     check_finite(spectrum=spectrum.values)
-    check_index("number", number, spectrum.k, "an eigenvector")
+    check_index("number", i, spectrum.k, "an eigenvector")
 
 
 def _run_texts(
@@ -230,10 +228,10 @@ def generate_text(
     Temperature 0 takes the most likely token each time, and 1 samples from the model's
     probabilities. The seed does not affect other random numbers of the process.
     """
-    written = continued(model, model.ids(prompt), tokens, temperature=temperature, seed=seed)
+    ids = continued(model, model.ids(prompt), tokens, temperature=temperature, seed=seed)
     tokenizer = require_tokenizer(model.tokenizer)
     # In a chat they say who speaks.
-    text = write_out(tokenizer, written, skip_special_tokens=not model.chat)
+    text = write_out(tokenizer, ids, skip_special_tokens=not model.chat)
     return text.removeprefix(" ")
 
 
@@ -246,18 +244,18 @@ def continued(
     seed: int = 0,
 ) -> Int[Tensor, " longer_time"]:
     """Return the tokens of a text and of its continuation; see `generate_text`."""
-    given = ids[None]
+    batch = ids[None]
     # Temperatures below count as 0: logits divided by them would leave the range of numbers.
     draws = temperature > 1e-6
     drawing = {"temperature": float(temperature), "top_k": 0} if draws else {}
     # The last token is written and not read.
-    room = max_tokens(model.model.config) - given.shape[1] + 1
+    room = max_tokens(model.model.config) - batch.shape[1] + 1
     config = GenerationConfig(max_new_tokens=min(tokens, room), do_sample=draws, **drawing)
     devices = [model.device] if model.device.type == "cuda" else []
     # Sampling draws from torch's own generator, which the caller may have seeded.
     with torch.random.fork_rng(devices), fresh(model.model):
         torch.manual_seed(seed)
-        return model.model.generate(given, config, attention_mask=torch.ones_like(given))[0]
+        return model.model.generate(batch, config, attention_mask=torch.ones_like(batch))[0]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -276,14 +274,14 @@ class Continuation(Reading):
 @checked
 def example_directions(model: ResidualModel, corpus: Corpus) -> list[TokenDirection]:
     """Return the paper's examples with known tokens, or else the most frequent word."""
-    known = corpus.tokenizer.get_vocab()
+    vocab = corpus.tokenizer.get_vocab()
     # Outputs explained by Pearce et al. 2024 in figure 7, Table 7 and Table 1.
     others = ("run", "climb", "eat", "see", "smell", "walk", "fly", "sit", "sleep")
-    shown = (TokenDirection("swim", others), TokenDirection('"'), TokenDirection("girl"))
-    examples = [d for d in shown if known.keys() >= {d.token, *d.minus}]
+    candidates = (TokenDirection("swim", others), TokenDirection('"'), TokenDirection("girl"))
+    examples = [d for d in candidates if vocab.keys() >= {d.token, *d.minus}]
     if examples and trained_on_clean_text(model.tokenizer):
         return examples
-    counts = torch.bincount(corpus.validation[:200]["input_ids"].flatten(), minlength=len(known))
+    counts = torch.bincount(corpus.validation[:200]["input_ids"].flatten(), minlength=len(vocab))
     order = counts.argsort(descending=True).tolist()
     names = corpus.tokenizer.convert_ids_to_tokens(order)
     # Punctuation and pieces of words are more frequent than words.

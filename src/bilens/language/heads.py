@@ -128,8 +128,8 @@ def _readers(model: ResidualModel) -> Iterator[Group]:
     for layer in range(model.n_layers):
         QK = model.qk(layer)
         sides: dict[str, FactoredMatrix] = {}
-        for number, matrices in enumerate(QK, start=1):
-            suffix = number if len(QK) > 1 else ""
+        for i, matrices in enumerate(QK, start=1):
+            suffix = i if len(QK) > 1 else ""
             # A query and a key read the same form from its two sides.
             sides |= {f"Q{suffix}": matrices, f"K{suffix}": matrices.T}
         for side, matrices in (sides | {"V": model.ov(layer)}).items():
@@ -299,9 +299,9 @@ def attention_pairs(
 
     pairs = []
     for head in heads:
-        number = check_index("head", head, model.n_heads)
+        index = check_index("head", head, model.n_heads)
         # The pattern as a product of scores: [0, 1] in bilinear, [0, 0] in squared attention.
-        factors = [scores[pair][number] for pair in product]
+        factors = [scores[pair][index] for pair in product]
         parts = dict(zip(names, factors, strict=False)) if len(product) > 1 else {}
         pairs.append(_pairs(model, ("query", "key"), factors, parts, k, among))
     return pairs
@@ -367,11 +367,11 @@ def token_components(
     most = min(matrix.rank, len(tokens))
     check_count("components", components, most, "all components")
     svd, names, tables = matrix.svd(components), token_names(model, tokens), []
-    for number, sigma in enumerate(svd.values.tolist()):
-        left, right = svd.left[number], svd.right[number]
+    for index, sigma in enumerate(svd.values.tolist()):
+        left, right = svd.left[index], svd.right[index]
         # A component has no sign of its own.
         sign = torch.where(left[left.abs().argmax()] < 0, -1, 1).to(left)
-        columns = {"component": [number] * k, "sigma": [sigma] * k}
+        columns = {"component": [index] * k, "sigma": [sigma] * k}
         # Both sides are turned, so that their product stays.
         for side, vector in zip(sides, (sign * left, sign * right), strict=True):
             best = vector.abs().topk(k).indices

@@ -27,10 +27,10 @@ def space_hints(
     `questions` are texts and the names of the tokens or answers after each. Of an answer of several
     tokens the first is compared. "Far" is a hundred times.
     """
-    n, counts, spaced = 0, Counter[str](), cache(partial(_spaced, model))
+    n, counts, space_of = 0, Counter[str](), cache(partial(_spaced, model))
     for ids, names in questions:
         n += 1
-        pairs = {name: pair for name in names if (pair := spaced(name))}
+        pairs = {name: pair for name in names if (pair := space_of(name))}
         if not pairs:
             continue
         logits = model.logits(ids[None])[0, -1].float()
@@ -52,36 +52,36 @@ def otherwise_read(
 
     Of texts these are words in capitals, since sentences begin with one; of answers all.
     """
-    lost, lowered = set[str](), dict[str, None]()
+    lost_signs, lowered_words = set[str](), dict[str, None]()
     if model.tokenizer is None:
         return ()
     for text in texts:
-        lost |= _dropped_signs(model, text)
+        lost_signs |= _dropped_signs(model, text)
         words = filter(str.isupper, re.findall(r"\w{2,}", text))
-        read = write_out(model.tokenizer, model.ids(text)) if text != text.lower() else ""
-        lowered |= dict.fromkeys(
-            word for word in words if word not in read and word.lower() in read
+        spelling = write_out(model.tokenizer, model.ids(text)) if text != text.lower() else ""
+        lowered_words |= dict.fromkeys(
+            word for word in words if word not in spelling and word.lower() in spelling
         )
     for name in answers:
         # Not by `model.answer`, which is slow where a name is unknown.
-        read = write_out(model.tokenizer, ids_within_text(name, model.tokenizer)).strip()
-        if name.strip() != read and name.strip().lower() == read:
-            lowered[name.strip()] = None
-    signs = "".join(sorted(filter(str.isprintable, lost)))
+        spelling = write_out(model.tokenizer, ids_within_text(name, model.tokenizer)).strip()
+        if name.strip() != spelling and name.strip().lower() == spelling:
+            lowered_words[name.strip()] = None
+    signs = "".join(sorted(filter(str.isprintable, lost_signs)))
     return (
         *([f"the tokenizer drops {signs}"] if signs else []),
-        *(f'"{word}" is read as "{word.lower()}"' for word in lowered),
+        *(f'"{word}" is read as "{word.lower()}"' for word in lowered_words),
     )
 
 
 def _dropped_signs(model: ResidualModel, text: str) -> set[str]:
     """Return the signs of a text without which it has the same tokens."""
-    dropped = set[str]()
+    signs = set[str]()
     for sign in {sign for sign in text if not sign.isascii()}:
         rest = text.replace(sign, "")
         if rest.strip() and torch.equal(model.ids(rest), model.ids(text)):
-            dropped.add(sign)
-    return dropped
+            signs.add(sign)
+    return signs
 
 
 def _spaced(model: ResidualModel, name: str) -> tuple[int, int] | None:

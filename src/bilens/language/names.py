@@ -79,9 +79,9 @@ def names_of(tokens: str | int | Sequence[str | int]) -> tuple[str, ...]:
     Raises:
         BilensError: a number is negative.
     """
-    given = [tokens] if isinstance(tokens, str | int) else tokens
+    items = [tokens] if isinstance(tokens, str | int) else tokens
     names = []
-    for token in given:
+    for token in items:
         if isinstance(token, str):
             names.append(token)
         elif token < 0:
@@ -120,7 +120,7 @@ def token_names(model: ResidualModel, ids: Int[Tensor, " n"] | Iterable[int]) ->
     # Models pad their vocabulary, and the tokenizer has no names for the padding.
     numbers = ids.tolist() if isinstance(ids, Tensor) else list(ids)
     if model.tokenizer is None:
-        return [f"[{number}]" for number in numbers]
+        return [f"[{token}]" for token in numbers]
     # Clamped first and named by number after: tokenizers fail on numbers beyond their vocabulary.
     size = len(model.tokenizer)
     names = model.tokenizer.convert_ids_to_tokens([max(0, min(i, size - 1)) for i in numbers])
@@ -137,9 +137,9 @@ def exact_names(model: ResidualModel, ids: Int[Tensor, " n"] | Iterable[int]) ->
     """
     numbers = ids.tolist() if isinstance(ids, Tensor) else list(ids)
     names = []
-    for number, name in zip(numbers, token_names(model, numbers), strict=True):
-        own = model.tokenizer is None or name == f"[{number}]" or model.token(name) == number
-        names.append(name if own else f"{name}[{number}]")
+    for token, name in zip(numbers, token_names(model, numbers), strict=True):
+        own = model.tokenizer is None or name == f"[{token}]" or model.token(name) == token
+        names.append(name if own else f"{name}[{token}]")
     return names
 
 
@@ -150,8 +150,8 @@ def shown_tokens(model: ResidualModel, ids: Int[Tensor, " n"] | Iterable[int]) -
     """
     numbers = ids.tolist() if isinstance(ids, Tensor) else list(ids)
     texts = []
-    for number, name in zip(numbers, token_names(model, numbers), strict=True):
-        texts.append("�" if _is_piece(model, number, name) else token_text(name))
+    for token, name in zip(numbers, token_names(model, numbers), strict=True):
+        texts.append("�" if _is_piece(model, token, name) else token_text(name))
     return texts
 
 
@@ -160,11 +160,11 @@ def readable_tokens(model: ResidualModel, ids: Int[Tensor, " n"] | Iterable[int]
     return [text for text in shown_tokens(model, ids) if text != "�"]
 
 
-def _is_piece(model: ResidualModel, number: int, name: str) -> bool:
+def _is_piece(model: ResidualModel, token: int, name: str) -> bool:
     """Return whether a token is some of the bytes of a letter, which are no text alone."""
     if name.isascii() and not name.startswith("<0x"):
         return False
-    return model.tokenizer is not None and "�" in write_out(model.tokenizer, [number])
+    return model.tokenizer is not None and "�" in write_out(model.tokenizer, [token])
 
 
 def token_text(name: str) -> str:
@@ -175,8 +175,8 @@ def token_text(name: str) -> str:
     except (KeyError, UnicodeDecodeError):  # of another tokenizer, or a piece of a letter
         text = name.replace("Ġ", " ")
     # Control letters are in no picture, and break its file.
-    shown = (x if x.isprintable() else repr(x)[1:-1] for x in text.replace("▁", " "))
-    return "".join(shown)
+    signs = (x if x.isprintable() else repr(x)[1:-1] for x in text.replace("▁", " "))
+    return "".join(signs)
 
 
 def in_words(name: str) -> str:

@@ -85,8 +85,8 @@ def bigram_parts(
     row = scale[0] * (x + mlp)[0] @ W_U + b_U
     check_alone(model, layer, token, position, checked_tokens, row)
     W_U, _ = model.modules.logit_weights(tokens.tolist())
-    written: dict[BigramPart, Tensor] = {"direct": x, "mlp": mlp, "both": x + mlp}
-    return {part: FactoredMatrix(scale * rows, W_U) for part, rows in written.items()}
+    rows_of: dict[BigramPart, Tensor] = {"direct": x, "mlp": mlp, "both": x + mlp}
+    return {part: FactoredMatrix(scale * rows, W_U) for part, rows in rows_of.items()}
 
 
 @detached
@@ -173,12 +173,12 @@ def skip_trigram_matrix(
     e = model.modules.embedded(token_range(model, among), position)
     check_index("head", head, model.n_heads)
     # The head attends only to the token with embedding e.
-    written = _values(model, layer, e)[head] @ model.layer(layer).heads.weights().out[head]
+    rows = _values(model, layer, e)[head] @ model.layer(layer).heads.weights().out[head]
     last = _final_stream(model, e, layer)[2]
     moments = (Moment.attention(layer), Moment.mlp(layer))
     by_head, by_mlp = (_carried(model.modules, moment, u) for moment in moments)
     # Past the MLP the effect of A is one number, which B only scales by the final norm.
-    ov = FactoredMatrix((written @ by_head)[:, None], last.T)
+    ov = FactoredMatrix((rows @ by_head)[:, None], last.T)
     if part == "ov":
         return ov
     form, mlp_input = model.mlp(layer).interaction(by_mlp), model.layer(layer).mlp
@@ -189,7 +189,7 @@ def skip_trigram_matrix(
     # The head's output is zero in the constant coordinate: only B brings the biases in.
     right = (with_constant(n) if form.constant else n) * last * mlp_input.scale(x)[:, None]
     # The cross term of (w + n)'Q(w + n) occurs twice.
-    mlp = FactoredMatrix(2 * written @ form.dense()[: model.d_model], right.T)
+    mlp = FactoredMatrix(2 * rows @ form.dense()[: model.d_model], right.T)
     if part == "mlp":
         return mlp
     # Factors side by side are the factors of the sum.
@@ -211,7 +211,7 @@ def _token_stream(model: ResidualModel, e: Tensor, layer: int) -> Tensor:
     moment = Moment.mlp(layer - 1) if layer == model.n_layers else Moment.input(layer)
     row = model.modules.mixing()[moment].tolist()
     factors = model.modules.embedding_factors().items()
-    return sum(row[written] * factor for written, factor in factors) * e
+    return sum(row[row_name] * factor for row_name, factor in factors) * e
 
 
 def _attention_input(model: ResidualModel, layer: int, e: Tensor) -> Tensor:
@@ -284,7 +284,7 @@ class NGramReading(Reading):
         """Return all tables as one: the table, its tokens, and their value."""
         token, rows = in_words(self.direction.token), []
         tables = {f"before {token}": self.preceding, f"after {token}": self.following}
-        tables |= {f"head {number}": pairs for number, pairs in enumerate(self.heads)}
+        tables |= {f"head {i}": pairs for i, pairs in enumerate(self.heads)}
         for name, table in tables.items():
             for *tokens, value in zip(*words_of(table).values(), table["value"], strict=True):
                 rows.append((name, " ".join(tokens), value))
@@ -319,7 +319,7 @@ def read_ngrams(
         BilensError: a token is unknown, or an option has no effect on this model.
     """
     check_position(model, position)
-    number = token_number(model, token)
+    token_id = token_number(model, token)
     options: dict[str, Any] = {"layer": layer, "k": k, "position": position}
     heads: list[Columns] = []
     # Bigrams need no tensor, and are read even where skip-trigrams cannot be.
@@ -337,7 +337,7 @@ def read_ngrams(
                 ) from error
     direction = TokenDirection.of(model, token, minus)
     before, after = (
-        find(model, number, **options).to_dict("list") for find in (preceding, following)
+        find(model, token_id, **options).to_dict("list") for find in (preceding, following)
     )
     return NGramReading(direction, layer, before, after, heads, left_out)
 
@@ -489,9 +489,9 @@ def _neighbours(
     k: int,
 ) -> pd.DataFrame:
     """Return the largest values in a token's row of the matrices."""
-    number = torch.tensor([token_number(model, token)])
+    index = torch.tensor([token_number(model, token)])
     # A row of each factored matrix; the whole matrix has vocab^2 entries.
-    rows = {name: M.rows(number)[0] for name, M in matrices.items()}
+    rows = {name: M.rows(index)[0] for name, M in matrices.items()}
     best = rows[part].topk(min(k, len(rows[part]))).indices
     columns = {"direct": rows["direct"], "mlp": rows["mlp"], "value": rows[part]}
     values = {name: row[best].tolist() for name, row in columns.items()}

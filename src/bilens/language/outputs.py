@@ -60,7 +60,7 @@ class DirectionReading(Reading):
         names = eigenvector_names(self.spectrum.values.tolist())
         rows = zip(names, self.contexts, strict=True)
         return [
-            ContextList(name, [context_line(self.model, *explained) for explained in contexts])
+            ContextList(name, [context_line(self.model, *parts) for parts in contexts])
             for name, contexts in rows
         ]
 
@@ -185,7 +185,7 @@ def read_direction(
     spectrum = all_eigenvectors.outermost(eigenvectors)
     texts = (row["input_ids"] for row in corpus.validation)
     contexts = top_contexts(model, spectrum, texts, layer=layer, k=k)
-    pairs = [(number, context) for number, row in enumerate(contexts) for context in row]
+    pairs = [(i, context) for i, row in enumerate(contexts) for context in row]
     split = iter(contributions(model, spectrum, pairs, layer=layer))
     return DirectionReading(
         model=model,

@@ -85,9 +85,9 @@ def _parts(of_text: Pass, layer: int, on_text: LayerOnText) -> Float[Tensor, "pa
     weight, out_bias = folded_output(heads.out, heads.out_norm, heads.residual_scale)
     weight = on_text.attn_out_scale[0, -1] * weight.unflatten(1, (heads.n_heads, -1))
     pattern = of_text.pattern(layer)[0, :, -1]
-    moved = torch.einsum("ht,hte,dhe->htd", pattern, torch.stack(values).sum(0), weight)
+    head_values = torch.einsum("ht,hte,dhe->htd", pattern, torch.stack(values).sum(0), weight)
     # The values' bias is multiplied by the row sum of the pattern, which need not be 1.
     constant = torch.einsum("h,he,dhe->d", pattern.sum(-1), bias, weight)
     if out_bias is not None:
         constant = constant + on_text.attn_out_scale[0, -1] * out_bias
-    return torch.cat([on_text.attn_input[0, -1:], moved.flatten(0, 1), constant[None]])
+    return torch.cat([on_text.attn_input[0, -1:], head_values.flatten(0, 1), constant[None]])

@@ -28,9 +28,7 @@ def check_alone(
     """
     # A token without context: nothing but its embedding and this MLP writes to the stream.
     silent = [part.heads.out.module for part in model.modules.layers]
-    silent += [
-        part.mlp.writer for number, part in enumerate(model.modules.layers) if number != layer
-    ]
+    silent += [part.mlp.writer for i, part in enumerate(model.modules.layers) if i != layer]
     ids = torch.full((1, (position or 0) + 1), token)
     with hooked(after=[(module, lambda *call: torch.zeros_like(call[-1])) for module in silent]):
         logits = model.logits(ids)[0, -1, list(columns)]
@@ -73,12 +71,12 @@ def check_heads(model: ResidualModel, layer: int, x: Float[Tensor, " d_model"]) 
     out = heads.out(values.repeat_interleave(heads.sharing, 0).flatten())
     expected = heads.residual_scale * out.to(x)
     n = heads.normalised(x)
-    mixed = torch.einsum("d,hde->he", n, weights.value) + weights.value_bias
-    total = torch.einsum("he,hed->d", mixed, weights.out) + weights.out_bias
+    mixture = torch.einsum("d,hde->he", n, weights.value) + weights.value_bias
+    total = torch.einsum("he,hed->d", mixture, weights.out) + weights.out_bias
     if heads.out_norm is not None:
         with wide_passes(heads.out_norm.module):
             expected = heads.residual_scale * heads.out_norm.module(out).to(x)
         total = total * heads.out_norm.scale(out.to(x))
-    size = float(torch.einsum("he,hed->d", mixed.abs(), weights.out.abs()).max())
+    size = float(torch.einsum("he,hed->d", mixture.abs(), weights.out.abs()).max())
     name = f"V O of the heads of {model.layer(layer).name}"
     check_sum(name, total, expected, size=size)

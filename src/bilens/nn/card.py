@@ -47,17 +47,17 @@ def write_card(
 
 def _training(run: Path) -> dict[str, dict[str, Any]]:
     """Return settings and last numbers of a training, each empty without its file."""
-    trained: dict[str, Any] = {}
+    record: dict[str, Any] = {}
     numbers: dict[str, Any] = {}
     with suppress(CheckpointError):
-        trained = read_json_object(run / "training.json")
+        record = read_json_object(run / "training.json")
     with suppress(OSError, ValueError, TypeError):  # lines before a damaged one count
         for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
             numbers.update(json.loads(line))
-    if "data" in trained:
+    if "data" in record:
         # Without its folder on this machine.
-        trained = {**trained, "data": Path(str(trained["data"])).name, "data_dir": None}
-    return {"Training": trained, "Last numbers": numbers}
+        record = {**record, "data": Path(str(record["data"])).name, "data_dir": None}
+    return {"Training": record, "Last numbers": numbers}
 
 
 def _table(values: Mapping[str, Any]) -> str:

@@ -100,9 +100,9 @@ class Checkpointed(nn.Module, ModelHubMixin):
         # In the dtype of the model's class. A name that it lacks is reported by load_state_dict.
         kinds = {name: weight.dtype for name, weight in model.state_dict().items()}
         try:
-            stored = load_file(path, str(device))
+            weights = load_file(path, str(device))
             # Copied: a mapped file has another alignment, and the file may be deleted later.
-            state = {n: w.to(dtype=kinds.get(n), copy=True) for n, w in stored.items()}
+            state = {n: w.to(dtype=kinds.get(n), copy=True) for n, w in weights.items()}
         except SafetensorError as error:
             raise CheckpointError(
                 f"{path} is damaged and cannot be read as safetensors ({error}). Train again, or "

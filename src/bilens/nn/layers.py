@@ -143,8 +143,8 @@ class GatedLayer(nn.Module):
         left, right = self.left.bias, self.right.bias
         out = None if self.out is None else self.out.bias
         if not (left is None and right is None and out is None):
-            gated = None if right is None else self.gate.slope * right
-            tensor = tensor.with_bias(left, gated, out)
+            right_bias = None if right is None else self.gate.slope * right
+            tensor = tensor.with_bias(left, right_bias, out)
         return tensor.with_residual() if self.residual else tensor
 
 
@@ -260,9 +260,9 @@ class ScalarNorm(nn.Module):
     @property
     def scale(self) -> Tensor:
         """1 / s of a trained model, or 1 before any training; (1,)."""
-        seen = self.weight > 0
-        mean = self.mean_square / torch.where(seen, self.weight, 1.0)
-        return torch.where(seen, (mean + self.eps).rsqrt(), 1.0)
+        is_positive = self.weight > 0
+        mean = self.mean_square / torch.where(is_positive, self.weight, 1.0)
+        return torch.where(is_positive, (mean + self.eps).rsqrt(), 1.0)
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training:

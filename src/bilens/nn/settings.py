@@ -130,7 +130,7 @@ class ClassifierConfig(CheckedSettings):
                 f"image_shape={shape} has {shape[0] * shape[1]} pixels, but the model reads "
                 f"n_inputs={self.n_inputs}"
             )
-        names = tuple(self.class_names) or tuple(str(number) for number in range(self.n_classes))
+        names = tuple(self.class_names) or tuple(str(i) for i in range(self.n_classes))
         object.__setattr__(self, "class_names", names)
         if len(names) != self.n_classes:
             raise BilensError(
@@ -222,10 +222,10 @@ class LanguageSettings:
             raise BilensError(
                 f"attention={self.attention!r}, expected one of {', '.join(ATTENTIONS)}"
             )
-        normed = [name for name, kind in ATTENTIONS.items() if self.attention_norm in kind.norms]
-        if self.attention not in normed:
+        kinds = [name for name, kind in ATTENTIONS.items() if self.attention_norm in kind.norms]
+        if self.attention not in kinds:
             raise BilensError(
-                f"attention_norm={self.attention_norm!r} is for attention={' or '.join(normed)}, "
+                f"attention_norm={self.attention_norm!r} is for attention={' or '.join(kinds)}, "
                 f"not {self.attention!r}"
             )
         if self.attention_constant and not ATTENTIONS[self.attention].keeps_state:

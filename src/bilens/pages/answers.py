@@ -35,7 +35,7 @@ def answer_sections(reading: AnswerFlows) -> list[Section]:
 @plot_of.register
 def answer_figure(reading: AnswerFlows) -> Figure:
     """Draw the flow of each token to each token of the answer; tokens without one are left out."""
-    shown = reading.flows.any(0)
-    flows = torch.where(reading.is_before, reading.flows, torch.nan)[:, shown]
-    tokens = [name for name, here in zip(reading.tokens, shown.tolist(), strict=True) if here]
+    columns = reading.flows.any(0)
+    flows = torch.where(reading.is_before, reading.flows, torch.nan)[:, columns]
+    tokens = [name for name, here in zip(reading.tokens, columns.tolist(), strict=True) if here]
     return heat_figure(flows, list(reading.spoken), tokens, title="", across="token", down="answer")

@@ -18,23 +18,23 @@ from bilens.sections import Picture, Section
 @sections_of.register
 def bond_sections(reading: BondReading) -> list[Section]:
     """Return the accuracy by directions, the network of each class, and every direction."""
-    cut, shape, held = reading.cut_reading, reading.data.shape, reading.held_out
-    low, high = held.interval
+    cut, shape, test = reading.cut_reading, reading.data.shape, reading.held_out
+    low, high = test.interval
     networks, directions, matrices = [], [], []
     for label in range(reading.data.n_classes):
         draw = partial(network_figure, cut, label, shape)
         networks.append([Picture(f"network-{label}", draw)])
-    for number in range(len(cut.cut.cores)):
-        draw = partial(directions_figure, cut, number, shape)
-        directions.append([Picture(f"directions-{number}", draw)])
-        draw = partial(matrices_figure, cut, number)
-        matrices.append([Picture(f"matrices-{number}", draw)])
+    for bond in range(len(cut.cut.cores)):
+        draw = partial(directions_figure, cut, bond, shape)
+        directions.append([Picture(f"directions-{bond}", draw)])
+        draw = partial(matrices_figure, cut, bond)
+        matrices.append([Picture(f"matrices-{bond}", draw)])
     curve = partial(kept_directions_figure, reading.by_rank, reading.accuracy, mark=reading.few)
     accuracies = reading.accuracies()
     table = accuracy_table(accuracies)
-    named = {reading.few, as_sum(reading.cut.ranks), reading.by_rank[-1][0]}
-    rows = [i for i, k in enumerate(accuracies["directions at each bond"]) if k in named]
-    shown = {name: [cells[i] for i in rows] for name, cells in accuracies.items()}
+    row_names = {reading.few, as_sum(reading.cut.ranks), reading.by_rank[-1][0]}
+    rows = [i for i, k in enumerate(accuracies["directions at each bond"]) if k in row_names]
+    table_rows = {name: [cells[i] for i in rows] for name, cells in accuracies.items()}
     products = f"{len(cut.products):,} products of two coordinates"
     enough = [k for k, share in reading.by_products if share >= reading.accuracy - reading.drop]
     if enough:
@@ -49,10 +49,10 @@ def bond_sections(reading: BondReading) -> list[Section]:
         Section(reading.title, reading.answer(), [[Picture("kept-directions", curve)]]),
         Section(
             "How well it holds",
-            f"On {held.n_images:,} test images the model on {as_sum(reading.cut.ranks)} directions "
-            f"is right for {held.accuracy:.2%} (95 % interval {low:.2%} to {high:.2%}), and "
-            f"changes {held.changed:.1%} of the predictions of the whole model.",
-            [[accuracy_table(shown)]],
+            f"On {test.n_images:,} test images the model on {as_sum(reading.cut.ranks)} directions "
+            f"is right for {test.accuracy:.2%} (95 % interval {low:.2%} to {high:.2%}), and "
+            f"changes {test.changed:.1%} of the predictions of the whole model.",
+            [[accuracy_table(table_rows)]],
         ),
         Section("Accuracy by the number of directions", "", [[table]]),
         Section(
@@ -98,8 +98,8 @@ def bond_figure(reading: BondReading) -> Figure:
     figure, axes = new_figure(height=340, alt="Share of each direction of each bond, largest first")
     # Shares below are rounding, or soon will be.
     floor = 1e-8
-    for number, (bond, rank) in enumerate(zip(reading.bonds.bonds, reading.cut.ranks, strict=True)):
-        name = f"layer {number} to {number + 1}" if number else "pixels to layer 1"
+    for i, (bond, rank) in enumerate(zip(reading.bonds.bonds, reading.cut.ranks, strict=True)):
+        name = f"layer {i} to {i + 1}" if i else "pixels to layer 1"
         # A logarithmic axis has no place for zero.
         shares = [share for share in bond.shares.tolist() if share > floor]
         (line,) = axes.plot(range(1, len(shares) + 1), shares, label=name)
@@ -127,12 +127,12 @@ def kept_directions_figure(
     rank, accuracies, _ = zip(*by_rank, strict=True)
     figure = accuracy_curve(rank, accuracies, full, unit="directions", kept_by="at each bond")
     if mark is not None:
-        kept = accuracies[rank.index(mark)]
+        accuracy = accuracies[rank.index(mark)]
         arrow: dict[str, Any] = {"arrowstyle": "-", "color": GREY}
         place: dict[str, Any] = {
             "xytext": (28, -26),
             "textcoords": "offset points",
             "arrowprops": arrow,
         }
-        figure.axes[0].annotate(f"{mark}: {kept:.1%}", (mark, 100 * kept), **place)
+        figure.axes[0].annotate(f"{mark}: {accuracy:.1%}", (mark, 100 * accuracy), **place)
     return figure

@@ -18,18 +18,18 @@ SHOWN = 10
 @sections_of.register
 def certified_sections(reading: CertifiedRadii) -> list[Section]:
     """Return the nearest pictures of another answer, and the accuracy by radius."""
-    shown = [] if reading.change is None or reading.shape is None else shown_pictures(reading)
-    halves = [half for half in (shown[: SHOWN // 2], shown[SHOWN // 2 :]) if half]
+    picture_ids = [] if reading.change is None or reading.shape is None else shown_pictures(reading)
+    halves = [half for half in (picture_ids[: SHOWN // 2], picture_ids[SHOWN // 2 :]) if half]
     pictures = [
-        Picture(f"nearest-{number}", partial(nearest_figure, reading, half))
-        for number, half in enumerate(halves)
+        Picture(f"nearest-{i}", partial(nearest_figure, reading, half))
+        for i, half in enumerate(halves)
     ]
     legend = (
         " Left is the picture, in the middle its smallest change, blue where ink is added and red "
         "where it is taken away, and right the sum. A thousandth further on, the model takes it "
         "for the other class."
     )
-    answer = reading.answer() + legend * bool(shown)
+    answer = reading.answer() + legend * bool(picture_ids)
     return [
         Section(reading.title, answer, [pictures] if pictures else [], reading.facts()),
         Section(
@@ -50,14 +50,14 @@ def certified_sections(reading: CertifiedRadii) -> list[Section]:
 
 def shown_pictures(reading: CertifiedRadii) -> list[int]:
     """Return a right picture of each class, at the median of its class's radii, ten at most."""
-    shown = []
+    ids = []
     for label in range(min(len(reading.class_names), SHOWN)):
         numbers = reading.right[reading.labels[reading.right] == label]
         numbers = numbers[reading.radius[numbers].isfinite()]
         if len(numbers):
             order = reading.radius[numbers].argsort()
-            shown.append(int(numbers[order[len(order) // 2]]))
-    return shown
+            ids.append(int(numbers[order[len(order) // 2]]))
+    return ids
 
 
 def nearest_figure(reading: CertifiedRadii, shown: list[int]) -> Figure:
@@ -68,13 +68,13 @@ def nearest_figure(reading: CertifiedRadii, shown: list[int]) -> Figure:
     aspect = shape[0] / shape[1]
     height = aspect + 0.42
     canvas = Canvas(3.1, len(shown) * height, unit=90, title="")
-    for row, number in enumerate(shown):
+    for row, i in enumerate(shown):
         top = row * height
-        x, change = reading.x[number], reading.change[number]
+        x, change = reading.x[i], reading.change[i]
         canvas.image(x, shape, x=0, y=top)
         canvas.eigenvector(change, shape, x=1.05, y=top)
         canvas.image(torch.clamp(x + change, 0, 1), shape, x=2.1, y=top)
-        label, other = names[int(reading.labels[number])], names[int(reading.other[number])]
-        text = f"{label} → {other}, {float(reading.radius[number]):.2f}"
+        label, other = names[int(reading.labels[i])], names[int(reading.other[i])]
+        text = f"{label} → {other}, {float(reading.radius[i]):.2f}"
         canvas.label(text, x=1.55, y=top + aspect + 0.04)
     return canvas.figure()

@@ -58,12 +58,14 @@ def _ordered(edges: Sequence[ProductEdge], root: BondNode) -> list[list[BondNode
     for layer in reversed(range(root[0])):
         # Ordered by the mean place of the nodes above, which keeps most edges from crossing.
         above = {node: place for place, node in enumerate(columns[0])}
-        fed: dict[BondNode, list[float]] = {}
+        above_of: dict[BondNode, list[float]] = {}
         for edge in edges:
             if edge.target[0] == layer + 1:
                 for source in edge.sources:
-                    fed.setdefault(source, []).append(above[edge.target])
-        columns.insert(0, sorted(fed, key=lambda node: (sum(fed[node]) / len(fed[node]), node)))
+                    above_of.setdefault(source, []).append(above[edge.target])
+        columns.insert(
+            0, sorted(above_of, key=lambda node: (sum(above_of[node]) / len(above_of[node]), node))
+        )
     return columns
 
 
@@ -96,8 +98,8 @@ def _draw_node(
     if node[0] == 0:
         canvas.eigenvector(reading.cut.write[:, node[1]], shape, x=x, y=y)
     else:
-        for place, (number, *_) in enumerate(reading.direction(*node).images):
-            image, left = reading.data.test_images[number], x + place / 2
+        for place, (i, *_) in enumerate(reading.direction(*node).images):
+            image, left = reading.data.test_images[i], x + place / 2
             canvas.image(image, shape, x=left, y=y + aspect / 4, width=0.5)
             label = "+" if place == 0 else "−"
             canvas.label(label, x=left + 0.25, y=y + 0.04 * aspect, color=GREY)
@@ -116,8 +118,8 @@ def directions_figure(reading: CutReading, bond: int, shape: tuple[int, int]) ->
     rows = [reading.direction(bond, number) for number in range(reading.cut.ranks[bond])]
     aspect = shape[0] / shape[1]
     rise = aspect + 0.16
-    shown = 1 + (bond > 0)
-    start = 1.1 + shown * 1.08
+    n_pictures = 1 + (bond > 0)
+    start = 1.1 + n_pictures * 1.08
     images = len(rows[0].images[0])
     names = 1.7
     side = images * 1.04 + names
@@ -135,9 +137,9 @@ def directions_figure(reading: CutReading, bond: int, shape: tuple[int, int]) ->
             left = start + side * number
             for i, index in enumerate(shown_images):
                 canvas.image(reading.data.test_images[index], shape, x=left + 1.04 * i, y=y)
-            moved = _moved(direction.effects[number], reading.data.class_names)
-            for line, (text, color) in enumerate(moved):
-                at = middle + 0.3 * (line - (len(moved) - 1) / 2)
+            lines = _moved(direction.effects[number], reading.data.class_names)
+            for line, (text, color) in enumerate(lines):
+                at = middle + 0.3 * (line - (len(lines) - 1) / 2)
                 x = left + side - names / 2 - 0.1
                 canvas.label(text, x=x, y=at, color=color, on_line=True)
     return canvas.figure()
@@ -163,8 +165,8 @@ def matrices_figure(reading: CutReading, layer: int) -> Figure:
         row, column = divmod(place, n_columns)
         x, y = tile * column + (tile - 1) / 2, tile * row
         # Square roots: the few large entries would leave the others white.
-        shown = (matrix.sign() * (matrix.abs() / limit).sqrt()).numpy()
-        canvas.picture(diverging(shown, 1.0), x=x, y=y, width=1, height=1)
+        colours = (matrix.sign() * (matrix.abs() / limit).sqrt()).numpy()
+        canvas.picture(diverging(colours, 1.0), x=x, y=y, width=1, height=1)
         canvas.label(name, x=x + 0.5, y=y + 1.01, color=GREY)
     return canvas.figure()
 
@@ -177,8 +179,8 @@ def _moved(effects: Sequence[float], names: Sequence[str]) -> list[tuple[str, st
     for mark, sign, color in (("▲", 1, BLUE), ("▼", -1, RED)):
         # Effects below a quarter of the largest are not named.
         of_classes = zip(effects, names, strict=True)
-        moved = [(sign * x, name) for x, name in of_classes if sign * x > 0.25 * largest]
-        moved.sort(key=lambda effect: -effect[0])
-        if moved:
-            lines.append((f"{mark} {', '.join(name for _, name in moved[:3])}", color))
+        strong = [(sign * x, name) for x, name in of_classes if sign * x > 0.25 * largest]
+        strong.sort(key=lambda effect: -effect[0])
+        if strong:
+            lines.append((f"{mark} {', '.join(name for _, name in strong[:3])}", color))
     return lines

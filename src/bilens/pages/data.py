@@ -15,9 +15,9 @@ def images_plot(reading: ImageData, k: int = 10) -> Figure:
     height = rise * -(-len(labels) // columns)
     title = f"The first {len(labels)} test images of {reading.name}"
     canvas = Canvas(1.1 * columns, height, unit=70, title=title, scale=False)
-    for number, label in enumerate(labels):
-        row, column = divmod(number, columns)
+    for i, label in enumerate(labels):
+        row, column = divmod(i, columns)
         x, y = 1.1 * column, rise * row
         canvas.label(reading.class_names[label], x=x + 0.5, y=y)
-        canvas.image(reading.test_images[number], reading.shape, x=x, y=y + 0.25)
+        canvas.image(reading.test_images[i], reading.shape, x=x, y=y + 0.25)
     return canvas.figure()

@@ -24,23 +24,23 @@ PLACES = r"\d+|weight|layers|model|h|transformer"
 def diff_sections(reading: DiffReading) -> list[Section]:
     """Return the map of weights by layer, and the strongest weights with what they read."""
     frame = reading.frame().head(SHOWN)
-    measured = []
+    parts = []
     if reading.undone:
-        done = [x for of_number in reading.undone for x in of_number.items()]
-        rows = {"weights": [x.weights for _, x in done], "chosen by": [by for by, _ in done]}
-        rows |= interval_columns("lost", [x.lost for _, x in done])
-        rows |= interval_columns("won", [x.won for _, x in done])
+        pairs = [x for row in reading.undone for x in row.items()]
+        rows = {"weights": [x.weights for _, x in pairs], "chosen by": [by for by, _ in pairs]}
+        rows |= interval_columns("lost", [x.lost for _, x in pairs])
+        rows |= interval_columns("won", [x.won for _, x in pairs])
         text = (
             "Shares of the change on the texts, with intervals over questions: lost by the tuned "
             "model without some weights, and won by the base model with only these. Flows choose "
             "the strongest, and their rivals as many."
         )
         formats = dict.fromkeys([*rows][2:], ".2f")
-        measured.append(Section("What undoing them does", text, [[Table(rows, "", formats)]]))
+        parts.append(Section("What undoing them does", text, [[Table(rows, "", formats)]]))
     if reading.weights:
         layers = reading.models.layers
         table: dict[str, list[Any]] = {
-            "weights of": [f"layer {number}" if number >= 0 else "no layer" for number in layers],
+            "weights of": [f"layer {layer}" if layer >= 0 else "no layer" for layer in layers],
             "flow": [*reading.layers().values()],
         }
         if reading.value:
@@ -54,7 +54,7 @@ def diff_sections(reading: DiffReading) -> list[Section]:
         formats = dict.fromkeys([*table][2:], ".1%") | dict.fromkeys(
             ("Shapley value", "flow"), "+.3f"
         )
-        measured.append(Section("By layer", text, [[Table(table, "", formats)]]))
+        parts.append(Section("By layer", text, [[Table(table, "", formats)]]))
     return [
         Section(
             reading.title,
@@ -70,7 +70,7 @@ def diff_sections(reading: DiffReading) -> list[Section]:
             [[Table(frame, "", reading.formats)]],
         ),
         *([_inside(reading)] if isinstance(reading, ModelDiff) and reading.weights else []),
-        *measured,
+        *parts,
         Section(
             "What a share does not say",
             "The flow of a weight is its share of the change, as a Shapley value is. It is not the "

@@ -37,8 +37,8 @@ def shared_figure(
         row, column = divmod(place, n_columns)
         left, top = step_width * column, rise * row
         canvas.eigenvector(feature.vector, shape, x=left + (step_width - 1) / 2, y=top)
-        for number, (text, color) in enumerate(lines):
-            y = top + aspect + 0.03 + line_height * number
+        for i, (text, color) in enumerate(lines):
+            y = top + aspect + 0.03 + line_height * i
             canvas.label(text, x=left + step_width / 2, y=y, color=color)
     return canvas.figure()
 
@@ -50,12 +50,12 @@ def shared_section(
     if not shared.features:
         text = f"None: no two of the {shared.compared:,} {what} compared are alike."
         return Section("Features shared between classes", text)
-    shown = min(SHOWN, len(shared.features))
+    count = min(SHOWN, len(shared.features))
     text = (
         f"The {shared.compared:,} strongest {what} of all classes, grouped where they are alike up "
         f"to sign, make {shared.groups:,} features. {len(shared.features):,} of them serve more "
         f"than one class and hold {shared.weight:.0%} of the weight. "
-        f"{'These are' if shown == len(shared.features) else f'The first {shown} are'} shown, each "
+        f"{'These are' if count == len(shared.features) else f'The first {count} are'} shown, each "
         "with its share of the weight and the classes it takes part in raising (▲) or lowering (▼)."
     )
     picture = Picture("shared", partial(shared_figure, shared, shape, class_names))
@@ -74,14 +74,14 @@ def _below(feature: SharedFeature, class_names: Sequence[str]) -> list[tuple[str
 def _wrapped(names: Sequence[str]) -> list[str]:
     """Return names in the lines that fit; the last line has the number of the others."""
     lines = [""]
-    for number, name in enumerate(names):
+    for i, name in enumerate(names):
         longer = f"{lines[-1]}, {name}" if lines[-1] else name
         if len(longer) <= 15 or not lines[-1]:
             lines[-1] = longer
         elif len(lines) < 2:
             lines.append(name)
         else:
-            lines[-1] += f" +{len(names) - number}"
+            lines[-1] += f" +{len(names) - i}"
             break
     return lines if names else []
 
@@ -137,12 +137,12 @@ def explanation_figure(
 def explanation_pictures(model: TensorChain, data: ImageData, spectrum: Spectrum) -> list[Picture]:
     """Return the explanations of a clear case, a close call and a mistake, if there are any."""
     pictures = []
-    for kind, number in _telling_examples(model, data).items():
-        label = data.class_names[int(data.test_labels[number])]
-        title = f"{kind.capitalize()}: test image {number}, labelled {label}"
+    for kind, i in _telling_examples(model, data).items():
+        label = data.class_names[int(data.test_labels[i])]
+        title = f"{kind.capitalize()}: test image {i}, labelled {label}"
 
-        def draw(number: int = number, title: str = title) -> Figure:
-            explanation = explain(spectrum, data.test_images[number])
+        def draw(i: int = i, title: str = title) -> Figure:
+            explanation = explain(spectrum, data.test_images[i])
             return explanation_figure(explanation, data.shape, data.class_names, title=title)
 
         pictures.append(Picture(f"explanation-{kind}", draw))

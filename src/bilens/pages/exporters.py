@@ -35,10 +35,10 @@ def attribution_graph(
     Source: hijohnnylin/neuronpedia, `apps/webapp/app/api/graph/graph-schema.json`;
         safety-research/circuit-tracer, `circuit_tracer/frontend/graph_models.py`.
     """
-    nodes, held = [], 0.0
-    for number, node in enumerate(page.nodes):
-        held += abs(node.flow) if number else 0.0
-        nodes.append(_node(page, number, held / (page.absolute or 1.0), probability))
+    nodes, total = [], 0.0
+    for i, node in enumerate(page.nodes):
+        total += abs(node.flow) if i else 0.0
+        nodes.append(_node(page, i, total / (page.absolute or 1.0), probability))
     description = (
         "An exact flow: nothing is replaced by transcoders, so that there are no error nodes. "
         "Heads are drawn as lorsa nodes, MLPs at a position as transcoder features. Nodes with "
@@ -78,8 +78,8 @@ def _plain(name: str) -> str:
     return re.sub(r"[^a-zA-Z0-9_.-]+", "-", name).strip("-") or "bilens"
 
 
-def _node(page: FlowPage, number: int, held: float, probability: float) -> dict[str, Any]:
-    node = page.nodes[number]
+def _node(page: FlowPage, i: int, influence: float, probability: float) -> dict[str, Any]:
+    node = page.nodes[i]
     kinds = {
         "head": "lorsa",
         "mlp": "cross layer transcoder",
@@ -99,8 +99,8 @@ def _node(page: FlowPage, number: int, held: float, probability: float) -> dict[
         name = f'Output "{token}" (p={probability:.3f})'
     position = node.position or 0
     return {
-        "node_id": f"{layer}_{number}_{position}",
-        "feature": number,
+        "node_id": f"{layer}_{i}_{position}",
+        "feature": i,
         "layer": layer,
         "ctx_idx": position,
         "feature_type": kind,
@@ -108,9 +108,9 @@ def _node(page: FlowPage, number: int, held: float, probability: float) -> dict[
         "is_target_logit": kind == "logit",
         "run_idx": 0,
         "reverse_ctx_idx": 0,
-        "jsNodeId": f"{layer}_{number}-0",
+        "jsNodeId": f"{layer}_{i}-0",
         "clerp": name,
-        "influence": held,
+        "influence": influence,
         "activation": node.flow,
     }
 
@@ -125,8 +125,8 @@ def write_viewer_files(folder: Path, graph: dict[str, Any]) -> None:
     """
     path, metadata = folder / "graph-metadata.json", graph["metadata"]
     try:
-        known = json.loads(path.read_text(encoding="utf-8"))["graphs"] if path.exists() else []
-        others = [other for other in known if other["slug"] != metadata["slug"]]
+        entries = json.loads(path.read_text(encoding="utf-8"))["graphs"] if path.exists() else []
+        others = [other for other in entries if other["slug"] != metadata["slug"]]
     except (ValueError, KeyError, TypeError) as error:
         raise BilensError(
             f"{path} is not a list of graphs as circuit-tracer writes it: {error!r}. Choose "
@@ -168,8 +168,8 @@ def write_figure(
     options: dict[str, Any] = {} if pixels is None else {"width": pixels}
     if isinstance(reading, FlowReading | CircuitReading):
         options["model"] = model
-    drawn = reading.plot(**options)
-    save_figure(drawn, path)
+    figure = reading.plot(**options)
+    save_figure(figure, path)
 
 
 def write_directions(reading: CircuitReading, path: Path, **_: Any) -> None:
@@ -213,8 +213,8 @@ def write_arrays(reading: Any, path: Path, *, model: str, **_: Any) -> None:
 
 def _write_bonds(reading: BondReading, folder: Path, model: str) -> None:
     tensors = {
-        f"{name}.{number}": getattr(bond, name)
-        for number, bond in enumerate(reading.bonds.bonds)
+        f"{name}.{i}": getattr(bond, name)
+        for i, bond in enumerate(reading.bonds.bonds)
         for name in ("shares", "read", "write")
     }
     write_safetensors(folder / "bonds.safetensors", tensors)

@@ -49,7 +49,7 @@ def flow_sections(reading: FlowReading) -> list[Section]:
     """Return the answer with its graph, how well it holds, and the nodes."""
     drawing = FlowDrawing(asdict(reading.page))
     sections = [Section(reading.title, reading.answer(), [[drawing]])]
-    if ablated := reading.ablated:
+    if ablation := reading.ablated:
         method = (
             "Each node's change was exchanged between the texts, in both directions; the mean "
             "is shown."
@@ -59,7 +59,7 @@ def flow_sections(reading: FlowReading) -> list[Section]:
             f"{method} All {len(reading.strongest)} heads and MLPs of the picture at once, heads "
             f"with all of their sources: {signed(reading.together)}."
         )
-        picture = Picture("interventions", lambda: ablation_figure(ablated))
+        picture = Picture("interventions", lambda: ablation_figure(ablation))
         sections.append(Section("How well it holds", text, [[picture]]))
     legend = (
         "Positions are across, layers upwards. A square is a head: its line comes from the "
@@ -215,16 +215,16 @@ def _label_sides(changes: Float[Tensor, "n 2"]) -> dict[int, str]:
 def summary_sections(reading: LanguageSummary) -> list[Section]:
     """Return the flow, with the loss and the likeliest tokens beside how well it holds."""
     graph, *others = reading.flow.sections()
-    measured = [section for section in others if not section.folded]
-    folded = [section for section in others if section.folded]
+    open_sections = [section for section in others if not section.folded]
+    closed_sections = [section for section in others if section.folded]
     chance, text = _loss_in_words(reading)
-    pictures = [part for section in measured for part in section.parts]
-    text = " ".join([text, *(section.text for section in measured)])
+    pictures = [part for section in open_sections for part in section.parts]
+    text = " ".join([text, *(section.text for section in open_sections)])
     table = Table(reading.next_tokens, "", reading.formats)
     return [
         Section(reading.title, chance + graph.text, graph.rows),
         Section("How well it holds", text, [[*pictures, table]]),
-        *folded,
+        *closed_sections,
     ]
 
 

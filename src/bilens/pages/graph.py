@@ -47,12 +47,12 @@ def graph_figure(
     """
     # Flows of early layers are large and cancel, so that labels go by the share that reaches the
     # logit on paths among these nodes.
-    reaching = weights.sum(0).abs().tolist()
-    labelled = [0, *sorted(range(1, len(nodes)), key=lambda i: -reaching[i])[:20]]
-    columns = _Columns(nodes, len(tokens), [_names(nodes[i])[0] for i in labelled], width)
+    totals = weights.sum(0).abs().tolist()
+    label_ids = [0, *sorted(range(1, len(nodes)), key=lambda i: -totals[i])[:20]]
+    columns = _Columns(nodes, len(tokens), [_names(nodes[i])[0] for i in label_ids], width)
     xs = [columns.at[node.position] for node in nodes]
     moves = [node.source not in (None, node.position) for node in nodes]
-    labels = {i: columns.label(_names(nodes[i]), xs[i], moves[i]) for i in labelled}
+    labels = {i: columns.label(_names(nodes[i]), xs[i], moves[i]) for i in label_ids}
     xs, ys, rows = _arranged(nodes, xs, labels, n_layers)
     starts = [
         columns.at[node.source] if move else x
@@ -184,11 +184,11 @@ class _Columns:
     def __init__(
         self, nodes: Sequence[Node], n_tokens: int, labels: Sequence[str], width: int
     ) -> None:
-        used = {p for node in nodes for p in (node.position, node.source) if p is not None}
+        positions = {p for node in nodes for p in (node.position, node.source) if p is not None}
         marks: list[tuple[int | None, float]] = []
         steps = 0.5 if any(node.position is None for node in nodes) else 0.0
         for position in range(n_tokens):
-            if position in used:
+            if position in positions:
                 marks.append((position, steps))
                 steps += 1
             elif not marks or marks[-1][0] is not None:

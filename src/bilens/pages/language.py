@@ -74,7 +74,7 @@ def ngram_sections(reading: NGramReading) -> list[Section]:
     text += f". {reading.left_out}" if reading.left_out else "."
     sides = {f"before {token}": reading.preceding, f"after {token}": reading.following}
     pairs = [ngram_table(frame, caption) for caption, frame in sides.items()]
-    heads = [ngram_table(f, f"head {number}") for number, f in enumerate(reading.heads)]
+    heads = [ngram_table(f, f"head {i}") for i, f in enumerate(reading.heads)]
     return [Section(f"N-grams of {reading.direction.words}", text, [pairs, heads])]
 
 
@@ -92,8 +92,8 @@ def attention_sections(reading: AttentionReading) -> list[Section]:
         title = f"head {reading.layer}.{head}"
         pairs = {name: frame for name, frame in tables.items() if name != "components"}
         rows.append([ngram_table(frame, f"{title} {name}") for name, frame in pairs.items()])
-        named = {**tables["components"], **words_of(tables["components"])}
-        components.append([Table(named, f"{title} components")])
+        cells = {**tables["components"], **words_of(tables["components"])}
+        components.append([Table(cells, f"{title} components")])
     return [
         Section(f"Heads of layer {reading.layer}", text, rows),
         Section(
@@ -113,6 +113,6 @@ def attention_sections(reading: AttentionReading) -> list[Section]:
 
 def ngram_table(table: Columns, caption: str) -> Table:
     """Return a table of tokens in words and their value, without the parts of the value."""
-    named = {"virtual": "earlier token", "direct": "present token"}
-    words = {named.get(name, name): cells for name, cells in words_of(table).items()}
+    labels = {"virtual": "earlier token", "direct": "present token"}
+    words = {labels.get(name, name): cells for name, cells in words_of(table).items()}
     return Table({**words, "logits": table["value"]}, caption, {"logits": "z.2f"})

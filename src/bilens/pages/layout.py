@@ -52,7 +52,7 @@ def table_plot(reading: Reading) -> Figure:
     frame = reading.frame()
     x, y, color = (reading.axes.get(name) for name in ("x", "y", "color"))
     groups = list(dict.fromkeys(frame[color])) if color else [""]
-    shades = {group: SERIES[number % len(SERIES)] for number, group in enumerate(groups)}
+    shades = {group: SERIES[index % len(SERIES)] for index, group in enumerate(groups)}
     if frame[x].dtype.kind in "if":
         figure, axes = new_figure(alt=f"{reading.title}: {y} by {x}")
         for group in groups:
@@ -61,18 +61,18 @@ def table_plot(reading: Reading) -> Figure:
         axes.set_xlabel(str(x))
         axes.set_ylabel(str(y))
     else:
-        shown = frame.head(30)
-        title = f"{len(shown)} of {len(frame):,} rows" if len(shown) < len(frame) else ""
+        head = frame.head(30)
+        title = f"{len(head)} of {len(frame):,} rows" if len(head) < len(frame) else ""
         alt = f"{reading.title}: {y} by {x}"
-        figure, axes = new_figure(height=110 + 20 * len(shown), title=title, alt=alt)
+        figure, axes = new_figure(height=110 + 20 * len(head), title=title, alt=alt)
         for group in groups:
             places = (
-                [i for i, of in enumerate(shown[color]) if of == group]
+                [i for i, of in enumerate(head[color]) if of == group]
                 if color
-                else range(len(shown))
+                else range(len(head))
             )
-            axes.barh(list(places), shown[y].iloc[list(places)], color=shades[group], label=group)
-        axes.set_yticks(range(len(shown)), [str(name) for name in shown[x]])
+            axes.barh(list(places), head[y].iloc[list(places)], color=shades[group], label=group)
+        axes.set_yticks(range(len(head)), [str(name) for name in head[x]])
         axes.invert_yaxis()
         axes.set_xlabel(str(y))
         axes.set_ylabel(str(x))
@@ -103,12 +103,12 @@ def facts_and_tables(reading: Reading) -> dict[str, Any]:
 
 def show(reading: Reading) -> dict[str, Any]:
     """Return what a notebook shows of a reading: its line and its picture or first rows."""
-    line, shown = f"<p><code>{escape(repr(reading))}</code></p>", ""
+    line, picture = f"<p><code>{escape(repr(reading))}</code></p>", ""
     if reading.is_picture:
-        shown = image_html(reading.plot())
+        picture = image_html(reading.plot())
     elif reading.is_quick:
-        shown = _rows_html(reading)
-    return {"text/plain": repr(reading), "text/html": line + shown}
+        picture = _rows_html(reading)
+    return {"text/plain": repr(reading), "text/html": line + picture}
 
 
 def _rows_html(reading: Reading) -> str:
@@ -117,10 +117,10 @@ def _rows_html(reading: Reading) -> str:
     if not len(frame.columns):
         return ""
     # Whole frames would fill a notebook.
-    shown = frame.head(10)
-    style = shown.style.hide(axis="index")
+    rows = frame.head(10)
+    style = rows.style.hide(axis="index")
     # Bars of zeros have no length to be a share of.
-    if reading.axes and shown[reading.axes["y"]].any():
+    if reading.axes and rows[reading.axes["y"]].any():
         bars = {"align": "zero", "color": ["#b2182b55", "#2166ac55"], "width": 90}
         style = style.bar(subset=[reading.axes["y"]], **bars)
     numbers = dict.fromkeys(frame.select_dtypes("float"), "{:z.4g}".format)

@@ -28,7 +28,7 @@ def report_readings(
     name or folder of the model, which says what data it was trained on.
     """
     of_report({**dict.fromkeys(("token", "minus", "prompt", "against")), **settings})
-    given = {name: value for name, value in settings.items() if value is not None}
+    args = {name: value for name, value in settings.items() if value is not None}
     if not isinstance(model, ImageClassifier | ResidualModel):
         raise BilensError(
             f"source is {type(model).__name__}, expected a model that bilens.load returns, its "
@@ -38,31 +38,31 @@ def report_readings(
     first: list[Reading] = []
     if isinstance(model, ImageClassifier):
         entries.insert(0, find_analysis("bonds" if len(model.layers) > 1 else "eigenvectors"))
-        _check_effects(given, set(), entries)
+        _check_effects(args, set(), entries)
     check_once(entries)
     if isinstance(model, ResidualModel):
-        first = _language_readings(model, given, source, entries)
+        first = _language_readings(model, args, source, entries)
     own = {"bonds": recorded_settings(source)} if source else {}
     load_data = loader(model, source)
     # The data of a report are those of readings that need them.
     of_data: dict[str, Any] = {
-        name: given.pop(name) for name in ("data", "data_dir") if name in given
+        name: args.pop(name) for name in ("data", "data_dir") if name in args
     }
 
     def load(settings: Mapping[str, Any], images: bool, optional: bool) -> Any:
         return None if optional else load_data({**settings, **of_data}, images, optional)
 
     return first + [
-        entry.run(model, own.get(entry.name, {}) | given, load, source=source) for entry in entries
+        entry.run(model, own.get(entry.name, {}) | args, load, source=source) for entry in entries
     ]
 
 
-def _check_effects(settings: Mapping[str, Any], names: set[str], added: Sequence[Analysis]) -> None:
-    used = names | {option.name for entry in added for option in entry.options}
+def _check_effects(settings: Mapping[str, Any], names: set[str], extra: Sequence[Analysis]) -> None:
+    accepted = names | {option.name for entry in extra for option in entry.options}
     for name, value in settings.items():
         if name in ("data", "data_dir"):
             continue
-        if name not in used:
+        if name not in accepted:
             raise BilensError(
                 f"{name}={value!r} has no effect in the report of this model; leave it out"
             )
@@ -71,11 +71,11 @@ def _check_effects(settings: Mapping[str, Any], names: set[str], added: Sequence
 
 
 def _language_readings(
-    model: ResidualModel, settings: Mapping[str, Any], source: str | Path, added: Sequence[Analysis]
+    model: ResidualModel, settings: Mapping[str, Any], source: str | Path, extra: Sequence[Analysis]
 ) -> list[Reading]:
     reads_layer = "layer" in settings or is_bilinear(model)
     names = {"token", "minus", "prompt", "against", "layer"} | ({"among"} if reads_layer else set())
-    _check_effects(settings, names, added)
+    _check_effects(settings, names, extra)
     # Any model has a flow; its loss and contexts need texts.
     corpus = loader(model, source)(settings, False, not names_data(source))
     layer = settings.get("layer", 0)
@@ -84,9 +84,9 @@ def _language_readings(
     if "token" in settings:
         direction = TokenDirection(settings["token"], token_list(settings.get("minus", "")))
     texts = settings.get("prompt", ""), settings.get("against", "")
-    trained = last_loss(source)
+    loss = last_loss(source)
     overview = read_summary(
-        model, corpus, texts[0], direction, against=texts[1], training_loss=trained
+        model, corpus, texts[0], direction, against=texts[1], training_loss=loss
     )
     if not reads_layer:
         # Weights of one layer among many say little, and take longer than all of the above.

@@ -119,8 +119,8 @@ def _report(readings: Sequence[Reading], title: str) -> tuple[str, list[Section]
     first, *others = sections
     heading = title if title != first.title else ""
     sections = [replace(first, title="", text="", facts=())]
-    for number, section in enumerate(others):
-        sections.append(replace(section, folded=section.folded or number > 0))
+    for i, section in enumerate(others):
+        sections.append(replace(section, folded=section.folded or i > 0))
     return render_page(first.title, first.text, first.facts, sections, heading), sections
 
 

@@ -212,8 +212,8 @@ class BilinearTensor(Reading):
             return ((x @ self.left.T) * (x @ self.right.T)) @ self.out.T
         y = factors.fit_input(y, self.left, self.constant, "y")
         straight = (x @ self.left.T) * (y @ self.right.T)
-        crossed = (y @ self.left.T) * (x @ self.right.T)
-        return (straight + crossed) @ self.out.T / 2
+        cross = (y @ self.left.T) * (x @ self.right.T)
+        return (straight + cross) @ self.out.T / 2
 
     def contract(self, x: Float[Tensor, "*batch n_in"]) -> FactoredMatrix:
         """Return the matrix of y -> B(x, y), one for each row of x, (*batch, n_out, n_in).
@@ -290,8 +290,8 @@ class BilinearTensor(Reading):
     def _single_index(self, name: str, output: Any) -> int:
         if isinstance(output, str) and self.names.count(output) == 1:
             return self.names.index(output)
-        named = f", or one of {', '.join(self.names)}" if self.names else ""
-        return check_index(name, output, self.n_out, f"the number of an output{named}")
+        hint = f", or one of {', '.join(self.names)}" if self.names else ""
+        return check_index(name, output, self.n_out, f"the number of an output{hint}")
 
     def change_basis(
         self,
@@ -373,8 +373,8 @@ class BilinearTensor(Reading):
 
         Source: Pearce et al. 2024, section 3.4.
         """
-        lifted = self.with_bias()
-        n = lifted.n_in - 1
+        tensor = self.with_bias()
+        n = tensor.n_in - 1
         if self.n_out != n:
             raise BilensError(
                 f"A residual needs as many outputs as inputs; this tensor has {n} inputs and "
@@ -383,9 +383,9 @@ class BilinearTensor(Reading):
         # x itself is the product of x and the constant, one hidden unit for each input.
         identity = torch.eye(n + 1, dtype=self.left.dtype, device=self.left.device)
         return BilinearTensor(
-            torch.cat([lifted.left, identity[:n]]),
-            torch.cat([lifted.right, identity[n:].expand(n, -1)]),
-            torch.cat([lifted.out, identity[:n, :n]], 1),
+            torch.cat([tensor.left, identity[:n]]),
+            torch.cat([tensor.right, identity[n:].expand(n, -1)]),
+            torch.cat([tensor.out, identity[:n, :n]], 1),
             constant=True,
             names=self.names,
         )
@@ -399,8 +399,8 @@ class BilinearTensor(Reading):
         """
         bias = self.out.new_zeros(self.n_out + 1)
         bias[-1] = 1
-        padded = torch.cat([self.out, self.out.new_zeros(1, self.rank)])
-        return replace(self, out=padded, names=()).with_bias(out=bias)
+        out = torch.cat([self.out, self.out.new_zeros(1, self.rank)])
+        return replace(self, out=out, names=()).with_bias(out=bias)
 
     def without_scale(self) -> tuple["BilinearTensor", Float64[Tensor, ""]]:
         """Divide the tensor by a power of two so that nothing over- or underflows; return both.
@@ -474,8 +474,8 @@ class BilinearTensor(Reading):
             unfolding = unit.dense().flatten(1)
             # With a column for each output at least, so that there are as many components.
             missing = max(0, self.n_out - unfolding.shape[1])
-            padded = functional.pad(unfolding, (0, missing))
-            directions, values, _ = torch.linalg.svd(padded, full_matrices=False)
+            matrix = functional.pad(unfolding, (0, missing))
+            directions, values, _ = torch.linalg.svd(matrix, full_matrices=False)
             rounding = 8 * self.n_out * eps
         else:
             # A Gram matrix squares the values, and with them what rounding leaves.

@@ -112,9 +112,9 @@ def joined(
     check_chain(tensors, "tensors")
     kinds = {(tensor.out.dtype, tensor.out.device) for tensor in tensors}
     if len(kinds) > 1:
-        listed = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
+        text = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
         raise BilensError(
-            f"tensors are of different kinds: {listed}. Move them to one dtype and device first."
+            f"tensors are of different kinds: {text}. Move them to one dtype and device first."
         )
     n_out = tensors[-1].n_out
     if directions.shape[-1] != n_out or directions.numel() == 0:
@@ -158,9 +158,9 @@ def check_chain(tensors: Sequence[BilinearTensor], name: str) -> None:
     for i, (below, above) in enumerate(pairwise(tensors)):
         fits = {above.n_in, above.n_in - above.constant}
         if below.n_out not in fits:
-            wanted = " or ".join(str(n) for n in sorted(fits))
+            sizes = " or ".join(str(n) for n in sorted(fits))
             raise BilensError(
-                f"{name}[{i}] has {below.n_out} outputs, but {name}[{i + 1}] reads {wanted}; "
+                f"{name}[{i}] has {below.n_out} outputs, but {name}[{i + 1}] reads {sizes}; "
                 "expected each tensor to read the outputs of the one before, as in model.tensors()"
             )
     for i, tensor in enumerate(tensors):
@@ -253,22 +253,22 @@ class Cut:
                 f"rotations have shapes {shapes}; expected square ones of "
                 f"sizes {self.ranks}, one for each bond"
             )
-        turned = [rotation.to(self.read) for rotation in rotations]
+        matrices = [rotation.to(self.read) for rotation in rotations]
         # A basis that is not orthonormal would change environments and shares.
-        for i, turn in enumerate(turned):
+        for i, turn in enumerate(matrices):
             if not torch.allclose(turn.T @ turn, torch.eye(len(turn)).to(turn), atol=1e-8):
                 raise BilensError(f"rotations[{i}] is not orthogonal, so the model would change")
-        above = [turn.T for turn in turned[1:]]
+        above = [turn.T for turn in matrices[1:]]
         return replace(
             self,
-            read=turned[0].T @ self.read,
-            write=self.write @ turned[0],
+            read=matrices[0].T @ self.read,
+            write=self.write @ matrices[0],
             cores=tuple(
                 core.change_basis(turn, up)
-                for core, turn, up in zip(self.cores, turned, [*above, None], strict=True)
+                for core, turn, up in zip(self.cores, matrices, [*above, None], strict=True)
             ),
             environments=(
-                *(turn.T @ U @ turn for turn, U in zip(turned, self.environments, strict=False)),
+                *(turn.T @ U @ turn for turn, U in zip(matrices, self.environments, strict=False)),
                 self.environments[-1],
             ),
         )
@@ -276,7 +276,7 @@ class Cut:
     def products(self) -> Products:
         """Return every term of every layer: sum_l n_out r (r + 1) / 2 of them."""
         terms = []
-        for number, (core, U) in enumerate(zip(self.cores, self.environments[1:], strict=True)):
+        for index, (core, U) in enumerate(zip(self.cores, self.environments[1:], strict=True)):
             i, j = torch.triu_indices(core.n_in, core.n_in, device=U.device)
             entries = core.dense()[:, i, j]
             times = torch.where(i == j, 1.0, 2.0).to(entries)
@@ -284,7 +284,7 @@ class Cut:
             shares = U.diagonal()[:, None].clamp_min(0) * times * entries**2
             output = torch.arange(core.n_out, device=U.device)
             o, _ = torch.broadcast_tensors(output[:, None], entries)
-            layer = torch.full_like(o, number)
+            layer = torch.full_like(o, index)
             columns = (layer, o, i.expand_as(o), j.expand_as(o), times * entries, shares)
             terms.append([column.reshape(-1) for column in columns])
         layer, o, i, j, coefficient, share = (torch.cat(c) for c in zip(*terms, strict=True))
@@ -296,8 +296,8 @@ class Cut:
         terms = self.products()
         check_count("k", k, len(terms), "the number of products in the cut model")
         chain = []
-        for number, core in enumerate(self.cores):
-            here = torch.nonzero(terms.layer[:k] == number).flatten()
+        for i, core in enumerate(self.cores):
+            here = torch.nonzero(terms.layer[:k] == i).flatten()
             out = core.out.new_zeros(core.n_out, core.n_in, core.n_in)
             at = (terms.output[here], terms.first[here], terms.second[here])
             out[at] = terms.coefficient[here]
@@ -318,10 +318,10 @@ def fewest_hidden(core: BilinearTensor) -> BilinearTensor:
 def of_products(coefficients: Float64[Tensor, "n_out k k"]) -> BilinearTensor:
     """Return the tensor of x -> sum_ij c_oij x_i x_j, with a hidden unit for each pair in use."""
     # Hidden units are shared by all outputs. At least one exists, so that the layer is not empty.
-    used = coefficients.abs().amax(0) > 0
-    used[0, 0] |= not used.any()
-    i, j = torch.nonzero(used, as_tuple=True)
-    eye = torch.eye(len(used), dtype=coefficients.dtype, device=coefficients.device)
+    is_used = coefficients.abs().amax(0) > 0
+    is_used[0, 0] |= not is_used.any()
+    i, j = torch.nonzero(is_used, as_tuple=True)
+    eye = torch.eye(len(is_used), dtype=coefficients.dtype, device=coefficients.device)
     return BilinearTensor(eye[i], eye[j], coefficients[:, i, j])
 
 

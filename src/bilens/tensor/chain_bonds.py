@@ -109,12 +109,12 @@ class Bonds(Reading):
         relative, and estimated by `costs`. Of a function shares have a standard error.
         """
         tables = []
-        for number, (bond, costs) in enumerate(zip(self.bonds, self.costs(), strict=True)):
+        for i, (bond, costs) in enumerate(zip(self.bonds, self.costs(), strict=True)):
             error = costs.flip(0).cumsum(0).flip(0).clamp_min(0).sqrt()
-            columns = {"bond": [number] * bond.k, "direction": range(1, bond.k + 1)}
+            columns = {"bond": [i] * bond.k, "direction": range(1, bond.k + 1)}
             columns |= {"share": bond.shares.tolist(), "error": error.tolist()}
             if self.errors:
-                columns["standard_error"] = self.errors[number].tolist()
+                columns["standard_error"] = self.errors[i].tolist()
             tables.append(columns)
         return stacked(tables)
 
@@ -140,8 +140,8 @@ class Bonds(Reading):
         sizes = self._checked_ranks(ranks)
         if self.n_samples:
             return None
-        lost = [costs[k:].sum() for costs, k in zip(self.costs(), sizes, strict=True)]
-        return float(torch.stack(lost).sum().sqrt())
+        losses = [costs[k:].sum() for costs, k in zip(self.costs(), sizes, strict=True)]
+        return float(torch.stack(losses).sum().sqrt())
 
     def ranks_scoring(self, score: Callable[[Cut], float], least: float) -> tuple[int, ...]:
         """Return few directions over all bonds for which a cut still scores `least`.
@@ -152,9 +152,9 @@ class Bonds(Reading):
         the model itself does not reach `least`.
         """
         full = tuple(bond.k for bond in self.bonds)
-        reached = score(self.cut(full))
-        if not reached >= least:
-            raise BilensError(f"least={least}, but with all directions the model scores {reached}")
+        total = score(self.cut(full))
+        if not total >= least:
+            raise BilensError(f"least={least}, but with all directions the model scores {total}")
         # Bisection takes the score as monotonic in the cut, which it nearly is.
         too_few, enough = 0, max(full)
         while enough - too_few > 1:
@@ -166,15 +166,15 @@ class Bonds(Reading):
         # A uniform cut is rarely the smallest: some bonds need more than it has, others fewer.
         # The greedy search starts four directions above the uniform cut.
         best, ranks = self._checked_ranks(enough), self._checked_ranks(enough + 4)
-        missed = 0
-        while missed < 2 * len(ranks) and any(rank > 1 for rank in ranks):
+        misses = 0
+        while misses < 2 * len(ranks) and any(rank > 1 for rank in ranks):
             large = [i for i, rank in enumerate(ranks) if rank > 1]
             fewer = [(*ranks[:i], ranks[i] - 1, *ranks[i + 1 :]) for i in large]
             scores = [score(self.cut(smaller)) for smaller in fewer]
             ranks = fewer[max(range(len(fewer)), key=scores.__getitem__)]
             # Scores on images are noisy, so a miss may be followed by a smaller cut that is enough.
-            missed = 0 if max(scores) >= least else missed + 1
-            if not missed and sum(ranks) < sum(best):
+            misses = 0 if max(scores) >= least else misses + 1
+            if not misses and sum(ranks) < sum(best):
                 best = ranks
         return best
 
@@ -211,15 +211,15 @@ class Bonds(Reading):
         self._check_tree()
         sizes = self._checked_ranks(ranks)
         # At the input P is the identity in these coordinates, and the cut has the first of them.
-        mixed = torch.eye(self.bonds[0].k, sizes[0]).to(self.directions)
-        small = mixed[: sizes[0]]
+        product = torch.eye(self.bonds[0].k, sizes[0]).to(self.directions)
+        small = product[: sizes[0]]
         for full, cut in zip(self.cores, self.cut(sizes).cores, strict=True):
-            mixed = _gram_with(full, cut, mixed)
+            product = _gram_with(full, cut, product)
             small = _gram_with(cut, cut, small)
         W = self.directions
         # |T - T_cut|^2 = |T|^2 - 2 <T, T_cut> + |T_cut|^2, each from a Gram matrix of the layers.
-        both, square = (((W @ P) * W).sum() / self.norm**2 for P in (mixed, small))
-        return float((1 - 2 * both + square).clamp_min(0).sqrt())
+        overlap, square = (((W @ P) * W).sum() / self.norm**2 for P in (product, small))
+        return float((1 - 2 * overlap + square).clamp_min(0).sqrt())
 
     def _check_tree(self) -> None:
         if self.n_samples:
@@ -299,8 +299,8 @@ def bonds(
         bond = principal_bond(H, *roots[i], 2 ** (len(chain) - i))
         # Rows with U of this bond as Gram matrix: the layer below needs nothing else of the model.
         weights = bond.shares.sqrt()[:, None] * bond.read
-        read, write = bond.read / scales[i], bond.write * scales[i]
-        result.insert(0, replace(bond, read=read, write=write))
+        reader, write = bond.read / scales[i], bond.write * scales[i]
+        result.insert(0, replace(bond, read=reader, write=write))
     result, cores = in_directions(chain, result, E, sizes)
     if not 0 < norm < torch.inf or not all(torch.isfinite(core.left).all() for core in cores):
         raise BilensError(

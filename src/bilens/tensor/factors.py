@@ -61,10 +61,10 @@ def check_factors(**factors: Tensor) -> None:
 
 def check_dense_size(shape: tuple[int, ...], like: Tensor, max_bytes: int) -> None:
     """Refuse to build an array of `shape` that needs more than `max_bytes`."""
-    needed = math.prod(shape) * like.element_size()
-    if needed > max_bytes:
+    n_bytes = math.prod(shape) * like.element_size()
+    if n_bytes > max_bytes:
         raise BilensError(
-            f"dense() would build an array of shape {shape} and {needed:,} bytes; the limit is "
+            f"dense() would build an array of shape {shape} and {n_bytes:,} bytes; the limit is "
             f"max_bytes={max_bytes:,}. Work with the factors, or raise max_bytes."
         )
 
@@ -188,8 +188,8 @@ def hidden_product(
     K = 1/2 [(L_A L_B') * (R_A R_B') + (L_A R_B') * (R_A L_B')], with * elementwise.
     """
     straight = (left_a @ left_b.T) * (right_a @ right_b.T)
-    crossed = (left_a @ right_b.T) * (right_a @ left_b.T)
-    return (straight + crossed) / 2
+    cross = (left_a @ right_b.T) * (right_a @ left_b.T)
+    return (straight + cross) / 2
 
 
 def input_gram(

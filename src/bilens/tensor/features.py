@@ -122,9 +122,9 @@ def unit_rows(rows: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch n"]:
     """Return each vector at unit length, however small or large it is; zero stays zero."""
     # Squares of very small or large entries leave the range of the dtype.
     largest = rows.abs().amax(-1, keepdim=True)
-    scaled = rows / torch.where(largest > 0, largest, torch.ones_like(largest))
-    length: Tensor = torch.linalg.vector_norm(scaled, dim=-1, keepdim=True)
-    return scaled / length.clamp_min(0.5)
+    quotients = rows / torch.where(largest > 0, largest, torch.ones_like(largest))
+    length: Tensor = torch.linalg.vector_norm(quotients, dim=-1, keepdim=True)
+    return quotients / length.clamp_min(0.5)
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,7 +210,7 @@ def leaders(
 def _groups(labels: Int64[Tensor, " m"]) -> list[Int64[Tensor, " _"]]:
     """Return the rows of each group that is not empty, in the order of their numbers."""
     numbers = sorted(set(labels.tolist()))
-    return [(labels == number).nonzero()[:, 0] for number in numbers]
+    return [(labels == i).nonzero()[:, 0] for i in numbers]
 
 
 def _principal(units: Tensor, weights: Tensor, rows: Tensor) -> Tensor:

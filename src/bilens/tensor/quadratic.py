@@ -128,8 +128,8 @@ class Spectrum(Reading):
 
     def dense(self) -> Float[Tensor, "*batch n_in n_in"]:
         """Return the matrices that these eigenpairs make, sum_i lambda_i v_i v_i'."""
-        scaled = self.values[..., None] * self.vectors
-        return einsum(scaled, self.vectors, "... k i, ... k j -> ... i j")
+        rows = self.values[..., None] * self.vectors
+        return einsum(rows, self.vectors, "... k i, ... k j -> ... i j")
 
     def truncate(self, k: int) -> "Spectrum":
         """Return the first k eigenpairs in the present order."""
@@ -262,12 +262,12 @@ class Spectrum(Reading):
             residuals=self.residuals.gather(-1, order),
         )
 
-    def _of_sign(self, selected: Bool[Tensor, "*batch k"]) -> "Spectrum":
-        count = max(1, int(selected.sum(-1).max()))
-        order = (~selected).to(torch.uint8).argsort(dim=-1, stable=True)[..., :count]
+    def _of_sign(self, is_member: Bool[Tensor, "*batch k"]) -> "Spectrum":
+        count = max(1, int(is_member.sum(-1).max()))
+        order = (~is_member).to(torch.uint8).argsort(dim=-1, stable=True)[..., :count]
         pairs = self._take(order)
         # The shorter forms of a batch have eigenpairs of the other sign here: they become zero.
-        return replace(pairs, values=pairs.values * selected.gather(-1, order))
+        return replace(pairs, values=pairs.values * is_member.gather(-1, order))
 
 
 WORKING_BYTES = 512 * 1024**2

@@ -214,9 +214,9 @@ def _is_curved(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool
     if not all(isinstance(y, Tensor) and y.is_floating_point() for y in by):
         return False
     # Odd functions pass the first test, homogeneous ones such as relu the second.
-    curved = [by[0] + by[2] - 2 * by[1], by[3] - 2 * by[2] + by[1]]
+    curvatures = [by[0] + by[2] - 2 * by[1], by[3] - 2 * by[2] + by[1]]
     limit = TOLERANCE * float(by[2].detach().abs().max() + 1)
-    return not all(float(c.detach().abs().max()) <= limit for c in curved if c.numel())
+    return not all(float(c.detach().abs().max()) <= limit for c in curvatures if c.numel())
 
 
 def _scaled(func: Any, args: Any, kwargs: Any, factor: float) -> Any:
@@ -250,8 +250,8 @@ def _probed(module: nn.Module, input_shape: Sequence[int] | None) -> _Probe:
     variables of its own, so that every value is affine in the inputs and in earlier products.
     """
     check_finite(**{name: p for name, p in module.named_parameters() if p.is_floating_point()})
-    copied = deepcopy(module).to("cpu", torch.float64).eval().requires_grad_(False)
-    shape = _input_shape(copied, input_shape)
+    model = deepcopy(module).to("cpu", torch.float64).eval().requires_grad_(False)
+    shape = _input_shape(model, input_shape)
     sizes: list[int] = []
 
     def count(first: Tensor, second: Tensor) -> Tensor:
@@ -262,9 +262,9 @@ def _probed(module: nn.Module, input_shape: Sequence[int] | None) -> _Probe:
 
     with torch.enable_grad():
         with _Products(count):
-            copied(_random(1, shape).requires_grad_())
+            model(_random(1, shape).requires_grad_())
         if not sizes:
-            culprit = _culprit(copied, shape)
+            culprit = _culprit(model, shape)
             raise NotBilinearError(
                 f"{type(module).__name__} multiplies no two parts of its input, expected a product "
                 f"such as (L x) * (R x){culprit}"
@@ -291,7 +291,7 @@ def _probed(module: nn.Module, input_shape: Sequence[int] | None) -> _Probe:
             return hidden.reshape(first.shape).requires_grad_()
 
         with _Products(replace):
-            out = _affine(copied(x.reshape(-1, *shape).requires_grad_()))
+            out = _affine(model(x.reshape(-1, *shape).requires_grad_()))
     for product in products:
         # One more than the deepest product that a factor depends on.
         rows = torch.cat(product.factors)
@@ -341,14 +341,14 @@ def _minimal_chain(probe: _Probe) -> tuple[list[_Layer], Float[Tensor, "n_read n
     """
     n_in, depth = prod(probe.shape), probe.depth
     # The bias and variables in the order of the levels, so that those of a state come first.
-    columns, ends, joined = [torch.arange(1 + n_in)], [1 + n_in], []
+    columns, ends, pairs = [torch.arange(1 + n_in)], [1 + n_in], []
     for level in range(1, depth + 1):
         products = [product for product in probe.products if product.level == level]
         columns += [torch.arange(p.columns.start, p.columns.stop) for p in products]
         ends.append(sum(map(len, columns)))
-        joined.append([*map(torch.cat, zip(*(p.factors for p in products), strict=True))])
+        pairs.append([*map(torch.cat, zip(*(p.factors for p in products), strict=True))])
     order = torch.cat(columns)
-    maps, out = [(left[:, order], right[:, order]) for left, right in joined], probe.out[:, order]
+    maps, out = [(left[:, order], right[:, order]) for left, right in pairs], probe.out[:, order]
     bases = [
         _row_space([*chain.from_iterable(maps[level:]), out], ends[level] - 1)
         for level in range(depth)
@@ -377,40 +377,40 @@ def _row_space(maps: Sequence[Tensor], n: int) -> Float[Tensor, "k n"]:
     rows = torch.cat(parts)
     rows = rows[rows.abs().amax(1) > ROUNDING]
     # Variables that nobody reads are left out exactly.
-    used = rows.abs().amax(0) > ROUNDING if len(rows) else torch.zeros(n, dtype=torch.bool)
+    is_used = rows.abs().amax(0) > ROUNDING if len(rows) else torch.zeros(n, dtype=torch.bool)
     # Rows of many maps repeat each other; an SVD finds their span whatever their number.
-    values, vectors = torch.linalg.svd(rows[:, used], full_matrices=False)[1:]
+    values, vectors = torch.linalg.svd(rows[:, is_used], full_matrices=False)[1:]
     k = int((values > ROUNDING * values[:1]).sum())
     basis = rows.new_zeros(k, n)
     # The module's own coordinates are kept where they span everything.
-    basis[:, used] = vectors[:k] if k < int(used.sum()) else torch.eye(k, dtype=rows.dtype)
+    basis[:, is_used] = vectors[:k] if k < int(is_used.sum()) else torch.eye(k, dtype=rows.dtype)
     return basis
 
 
 def _culprit(module: nn.Module, shape: Sequence[int]) -> str:
     """Return a clause that names the first function that is neither affine nor a product."""
     names = {part: name for name, part in module.named_modules()}
-    running, found = list[str](), list[str]()
+    stack, culprits = list[str](), list[str]()
 
     def note(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not found and _is_curved(func, args, kwargs):
-            where = f" in {running[-1]}" if running and running[-1] else ""
-            found.append(f"; {func.__name__}{where} is neither linear nor a product")
+        if not culprits and _is_curved(func, args, kwargs):
+            where = f" in {stack[-1]}" if stack and stack[-1] else ""
+            culprits.append(f"; {func.__name__}{where} is neither linear nor a product")
 
     mode = _Products(lambda first, second: (first * second).detach().requires_grad_(), note)
-    before = [(part, lambda part, *_: running.append(names[part])) for part in names]
-    after = [(part, lambda *_: running.pop() and None) for part in names]
+    before = [(part, lambda part, *_: stack.append(names[part])) for part in names]
+    after = [(part, lambda *_: stack.pop() and None) for part in names]
     with torch.enable_grad(), mode, hooked(before, after):
         module(_random(2, shape).requires_grad_())
-    return "".join(found)
+    return "".join(culprits)
 
 
 @detached
 def _check(module: nn.Module, probe: _Probe, steps: Sequence[Callable[[Tensor], Tensor]]) -> None:
     """Raise unless maps, one after another, of flat inputs equal their module on random ones."""
-    copied = deepcopy(module).to("cpu", torch.float64).eval().requires_grad_(False)
+    model = deepcopy(module).to("cpu", torch.float64).eval().requires_grad_(False)
     x = _random(16, probe.shape)
-    expected, outputs = copied(x).flatten(1), x.flatten(1)
+    expected, outputs = model(x).flatten(1), x.flatten(1)
     for step in steps:
         outputs = step(outputs)
     error = (outputs - expected).abs()
@@ -419,7 +419,7 @@ def _check(module: nn.Module, probe: _Probe, steps: Sequence[Callable[[Tensor], 
         raise NotBilinearError(
             f"{type(module).__name__} is {float(expected.flatten()[worst]):.6g} at a random input, "
             f"and its tensor {float(outputs.flatten()[worst]):.6g}; expected the same "
-            f"number{_culprit(copied, probe.shape)}. Give a part without it, such as one layer. "
+            f"number{_culprit(model, probe.shape)}. Give a part without it, such as one layer. "
             "Norms with running statistics, as BatchNorm1d in evaluation mode, are folded in; "
             "norms that divide by the length of their input cannot be."
         )

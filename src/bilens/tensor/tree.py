@@ -81,7 +81,7 @@ class Paths(Reading):
             "direction": self.roots.tolist(),
             "effective": self.effective.tolist(),
         }
-        layers = [f"layer {number}" for number in range(self.depth, 0, -1)]
+        layers = [f"layer {i}" for i in range(self.depth, 0, -1)]
         return columns | dict(zip(layers, self.eigenvalues.T.tolist(), strict=True))
 
     def __len__(self) -> int:
@@ -162,9 +162,9 @@ class Paths(Reading):
             above, parents = torch.unique(names[:, :-1], dim=0, return_inverse=True)
             yield eigenvalues[:, last], parents, len(above)
             # All nodes below a parent share the eigenvalues above it.
-            shared = eigenvalues.new_empty(len(above), last)
-            shared[parents] = eigenvalues[:, :last]
-            names, eigenvalues = above, shared
+            values = eigenvalues.new_empty(len(above), last)
+            values[parents] = eigenvalues[:, :last]
+            names, eigenvalues = above, values
         yield eigenvalues[:, 0], names[:, 0], self.batch_shape.numel()
 
 

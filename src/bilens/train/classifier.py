@@ -235,8 +235,8 @@ def train_classifier(
     with ExitStack() as stack:
         directory = None
         if run is not None:
-            opened = open_run(run, settings, resume=resume, length="epochs")
-            directory = stack.enter_context(opened)
+            context = open_run(run, settings, resume=resume, length="epochs")
+            directory = stack.enter_context(context)
         session = _ClassifierSession(config, data, training)
         if directory is not None and resume:
             session.load(directory)
@@ -304,8 +304,8 @@ def train_classifiers(
     if not seeds or len(set(seeds)) < len(seeds):
         raise BilensError(f"seeds={list(seeds)}, expected at least one and none of them twice")
     folders = [None if run is None else run / f"seed-{seed}" for seed in seeds]
-    begun = [folder is not None and is_begun(folder) for folder in folders]
-    if resume and not any(begun):
+    exists = [folder is not None and is_begun(folder) for folder in folders]
+    if resume and not any(exists):
         raise CheckpointError(
             f"Nothing to resume in {run}: none of these seeds was begun there. Train without "
             "--resume."
@@ -314,8 +314,8 @@ def train_classifiers(
         for folder in folders:
             if folder is not None:
                 check_free(folder)
-    trained = []
-    for seed, folder, there in zip(seeds, folders, begun, strict=True):
+    results = []
+    for seed, folder, there in zip(seeds, folders, exists, strict=True):
         settings = replace(training, seed=seed)
-        trained.append(train_classifier(config, data, settings, folder, resume=resume and there))
-    return trained
+        results.append(train_classifier(config, data, settings, folder, resume=resume and there))
+    return results

@@ -66,10 +66,10 @@ class LayerStreams:
         self._beside: dict[int, list[tuple[Any, Any]]] = {}
         self._number = 0
         for start in range(0, len(texts), BATCH):
-            entered = self._enter(model, texts[start : start + BATCH].to(self._device))
+            streams = self._enter(model, texts[start : start + BATCH].to(self._device))
             if start == 0:
-                self.stream = self._mapped("stream", entered)
-            self.stream[start : start + BATCH] = entered
+                self.stream = self._mapped("stream", streams)
+            self.stream[start : start + BATCH] = streams
 
     @torch.no_grad()
     def seen(
@@ -78,8 +78,8 @@ class LayerStreams:
         """Return the inputs and outputs of a module of the current layer, for all tokens."""
         parts: list[Tensor] = []
 
-        def keep(_: nn.Module, args: tuple[Tensor, ...], __: Any, made: Tensor) -> None:
-            parts.extend([args[0], made])
+        def keep(_: nn.Module, args: tuple[Tensor, ...], __: Any, output: Tensor) -> None:
+            parts.extend([args[0], output])
 
         with hooked(after=[(module, keep)]):
             for start in range(0, len(self.stream), BATCH):
@@ -100,9 +100,9 @@ class LayerStreams:
         self._number += 1
 
     def _run(self, stream: Tensor) -> Tensor:
-        args, named = self._beside[len(stream)][self._number]
-        made = self._layers[self._number](stream.to(self._device), *args, **named)
-        return made[0] if isinstance(made, tuple) else made
+        args, options = self._beside[len(stream)][self._number]
+        output = self._layers[self._number](stream.to(self._device), *args, **options)
+        return output[0] if isinstance(output, tuple) else output
 
     def _mapped(self, name: str, like: Tensor) -> Tensor:
         """Return a tensor in a file, for all texts, with the width and type of one for a batch."""
@@ -118,8 +118,8 @@ class LayerStreams:
         if len(texts) not in self._beside:
             self._beside[len(texts)] = arguments = []
 
-            def keep(_: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
-                arguments.append((args[1:], named))
+            def keep(_: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+                arguments.append((args[1:], options))
 
             with hooked(before=[(layer, keep) for layer in self._layers]):
                 run()
@@ -215,9 +215,9 @@ def teach(
     )
     history = stage.run(folder, resume=is_begun(folder), use_cpu=weight.device.type == "cpu")
     with torch.no_grad():
-        for stored, trained in zip(module.parameters(), student.parameters(), strict=True):
+        for own, target in zip(module.parameters(), student.parameters(), strict=True):
             # Under FSDP a process holds a part of each weight.
-            stored.copy_(trained.full_tensor() if isinstance(trained, DTensor) else trained)
+            own.copy_(target.full_tensor() if isinstance(target, DTensor) else target)
     return next(record["eval_loss"] for record in reversed(history) if "eval_loss" in record)
 
 
@@ -258,12 +258,12 @@ def learn_layer(
     like = next(module.parameters())
     # On a CPU the weights stay in the file, mapped, so that only one layer takes memory. Learning
     # may have added biases.
-    for name, learned in load_file(file, str(like.device)).items():
+    for name, values in load_file(file, str(like.device)).items():
         owner, _, leaf = name.rpartition(".")
-        weight = nn.Parameter(learned, like.requires_grad)
+        weight = nn.Parameter(values, like.requires_grad)
         module.get_submodule(owner).register_parameter(leaf, weight)
-    with safe_open(file, "pt") as opened:
-        return {name: float(value) for name, value in opened.metadata().items()}
+    with safe_open(file, "pt") as tensors:
+        return {name: float(value) for name, value in tensors.metadata().items()}
 
 
 @contextmanager
@@ -303,9 +303,9 @@ def open_stages(
         except BilensError as error:
             # A model or text that is refused before anything was learned: as if it had not begun.
             # A full disk is another matter: there the run is resumed.
-            refused = not isinstance(error, CheckpointError)
+            is_refusal = not isinstance(error, CheckpointError)
             if (
-                refused
+                is_refusal
                 and this_process().is_main_process
                 and not any(folder.rglob("*.safetensors"))
             ):

@@ -115,9 +115,9 @@ def _fit_down(mlp: MLP, rows: TrainingRows, ridge: float) -> None:
     # Energies of units differ by many orders of magnitude. With unit diagonal the condition number
     # of the Gram matrix is near the least that scaling of rows and columns allows.
     size = (energy + keep).rsqrt()
-    scaled = (gram + torch.diag(keep)) * size * size[:, None]
-    wanted = (cross + before * keep) * size
-    down.set_weight(torch.linalg.solve(scaled, wanted, left=False) * size)
+    matrix = (gram + torch.diag(keep)) * size * size[:, None]
+    right_side = (cross + before * keep) * size
+    down.set_weight(torch.linalg.solve(matrix, right_side, left=False) * size)
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ def linearise(
         CheckpointError: a weight is NaN or infinite.
     """
     check_weights(model)
-    mlps, selected = gated_layers(model, layers, budget)
+    mlps, indices = gated_layers(model, layers, budget)
     for name, ids in (("texts", texts), ("held_out", held_out)):
         _check_tokens(name, ids, model.config)
     held_out = held_out.to(model.device)
@@ -198,9 +198,9 @@ def linearise(
     closed_form = Distillation(steps=0)
     if alone or budget is not None:
         name = "each layer alone: fit and loss"
-        _fit(model, mlps, texts, selected, closed_form, name=name, alone=measure)
+        _fit(model, mlps, texts, indices, closed_form, name=name, alone=measure)
     if budget is not None:
-        order = sorted(selected, key=lambda layer: losses[layer])
+        order = sorted(indices, key=lambda layer: losses[layer])
 
         def within(subset: list[int]) -> bool:
             with _restored(mlps, subset):
@@ -208,11 +208,11 @@ def linearise(
                 _fit(model, mlps, texts, subset, closed_form, name=name)
                 return next_token_loss(model, held_out) <= before + budget
 
-        selected = _most_within(order, within)
-    fits = _fit(model, mlps, texts, selected, distillation or closed_form, run, name="linear gates")
-    if selected:
-        gates.mark_linear(model, mlps, selected)
-    return Linearised(before, next_token_loss(model, held_out), tuple(selected), losses, fits)
+        indices = _most_within(order, within)
+    fits = _fit(model, mlps, texts, indices, distillation or closed_form, run, name="linear gates")
+    if indices:
+        gates.mark_linear(model, mlps, indices)
+    return Linearised(before, next_token_loss(model, held_out), tuple(indices), losses, fits)
 
 
 def gated_layers(
@@ -227,16 +227,16 @@ def gated_layers(
     """
     mlps = gates.gated_mlps(model)
     _check_activation(model)
-    selected = sorted(set(range(len(mlps)) if layers is None else layers))
-    if not selected or selected[0] < 0 or selected[-1] >= len(mlps):
+    indices = sorted(set(range(len(mlps)) if layers is None else layers))
+    if not indices or indices[0] < 0 or indices[-1] >= len(mlps):
         raise BilensError(f"layers={layers}, expected some of 0 to {len(mlps) - 1}")
     is_own = isinstance(model.config, LanguageSettings)
-    if is_own and (budget is not None or len(selected) < len(mlps)):
+    if is_own and (budget is not None or len(indices) < len(mlps)):
         raise BilensError(
             f"layers={layers}, budget={budget}: a model of bilens has one kind of MLP; expected "
             "all layers, without a budget"
         )
-    return mlps, selected
+    return mlps, indices
 
 
 @torch.no_grad()
@@ -313,14 +313,14 @@ def _learn(
 
 def _most_within(order: list[int], fits: Callable[[list[int]], bool]) -> list[int]:
     """Return the longest prefix of `order` that fits a budget, sorted; by bisection."""
-    fitting, beyond = 0, len(order) + 1
-    while beyond - fitting > 1:
-        count = (fitting + beyond) // 2
+    most, beyond = 0, len(order) + 1
+    while beyond - most > 1:
+        count = (most + beyond) // 2
         if fits(order[:count]):
-            fitting = count
+            most = count
         else:
             beyond = count
-    return sorted(order[:fitting])
+    return sorted(order[:most])
 
 
 @contextmanager
@@ -329,11 +329,11 @@ def _restored(mlps: list[MLP], layers: Sequence[int]) -> Iterator[None]:
     activations = [(mlps[layer], mlps[layer].activation_function()) for layer in layers]
     parts = [part.module for mlp, _ in activations for part in (*mlp.reads, mlp.down)]
     # A layer learns on copies, so its own weights are as they were.
-    stored = [(module, dict(module.named_parameters(recurse=False))) for module in parts]
+    pairs = [(module, dict(module.named_parameters(recurse=False))) for module in parts]
     try:
         yield
     finally:
-        for module, parameters in stored:
+        for module, parameters in pairs:
             # Learning may have added biases.
             for name in [name for name, _ in module.named_parameters(recurse=False)]:
                 module.register_parameter(name, parameters.get(name))

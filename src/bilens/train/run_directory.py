@@ -134,8 +134,8 @@ class RunDirectory:
         """Return all checkpoints, the newest first."""
         paths = (self.path / CHECKPOINTS).glob("checkpoint-*")
         steps = {path: path.name.removeprefix("checkpoint-") for path in paths}
-        numbered = [path for path, step in steps.items() if step.isdigit()]
-        return sorted(numbered, key=lambda path: int(steps[path]), reverse=True)
+        numeric = [path for path, step in steps.items() if step.isdigit()]
+        return sorted(numeric, key=lambda path: int(steps[path]), reverse=True)
 
     def _remove(self, checkpoint: Path) -> None:
         with files.file_errors(checkpoint, "removed"):
@@ -165,10 +165,10 @@ def open_run(
         run = RunDirectory(path, settings)
         if resume:
             before = files.read_json_object(path / TRAINING_NAME)
-            finished = before.pop("finished", False)
+            is_finished = before.pop("finished", False)
             before.pop("torch", None)
             _check_same(path, before, settings, length)
-            run.finished = finished and _without_data(before) == _without_data(settings)
+            run.finished = is_finished and _without_data(before) == _without_data(settings)
         if run.finished:
             logger.info("%s is finished: nothing is left to train.", path)
             tracker = "none"
@@ -233,10 +233,10 @@ def check_begin(run: Path, *, resume: bool, report_to: str = "none") -> None:
 def check_free(run: Path) -> None:
     """Raise CheckpointError if a directory holds a training or a model."""
     names = (TRAINING_NAME, CONFIG_NAME, WEIGHTS_NAME)
-    taken = [name for name in names if (run / name).exists()]
-    if taken:
+    existing = [name for name in names if (run / name).exists()]
+    if existing:
         raise CheckpointError(
-            f"{run} holds {' and '.join(taken)} already. Resume that training with "
+            f"{run} holds {' and '.join(existing)} already. Resume that training with "
             "resume=True, or choose another --output; to train again from the "
             "start, delete the folder first."
         )
@@ -297,15 +297,15 @@ def _check_same(
             "--output."
         )
     old, new = _flat(_without_data(before)), _flat(_without_data(now))
-    differing = [n for n in sorted(old.keys() | new.keys()) if old.get(n) != new.get(n)]
-    if length in differing and old.get(length, 0) < new[length]:
-        differing.remove(length)
-    if differing:
-        was = ", ".join(f"{name}={old.get(name)!r}" for name in differing)
-        is_ = ", ".join(f"{name}={new.get(name)!r}" for name in differing)
-        growing = f" (only {length} may grow)" if length else ""
+    names = [n for n in sorted(old.keys() | new.keys()) if old.get(n) != new.get(n)]
+    if length in names and old.get(length, 0) < new[length]:
+        names.remove(length)
+    if names:
+        was = ", ".join(f"{name}={old.get(name)!r}" for name in names)
+        is_ = ", ".join(f"{name}={new.get(name)!r}" for name in names)
+        hint = f" (only {length} may grow)" if length else ""
         raise CheckpointError(
-            f"{path} was trained with {was}, not {is_}. Resume with the same settings{growing}, or "
+            f"{path} was trained with {was}, not {is_}. Resume with the same settings{hint}, or "
             "choose another --output."
         )
 
@@ -393,7 +393,7 @@ def interrupt_between_steps() -> Iterator[threading.Event]:
         yield interrupt
         return
 
-    def note(number: int, frame: FrameType | None) -> None:
+    def note(signum: int, frame: FrameType | None) -> None:
         if interrupt.is_set():
             raise KeyboardInterrupt
         interrupt.set()

@@ -188,25 +188,25 @@ class OwnText(Dataset[dict[str, Tensor]]):
     def __len__(self) -> int:
         return self.n_texts
 
-    def __getitem__(self, number: int) -> dict[str, Tensor]:
-        before, after = int(number * self.share), int((number + 1) * self.share)
+    def __getitem__(self, i: int) -> dict[str, Tensor]:
+        before, after = int(i * self.share), int((i + 1) * self.share)
         if self.texts is not None and after > before:
             return {"input_ids": self.texts[before].cpu()}
-        return {"input_ids": self._drawn(number - before)}
+        return {"input_ids": self._drawn(i - before)}
 
     def all(self) -> Int[Tensor, "n_texts time"]:
         """Return all texts, on the device of the model; processes draw in turn and exchange."""
         state, size, every = this_process(), self.training.sample_batch, range(self.n_texts)
         own = [n for n in every if n // size % state.num_processes == state.process_index]
-        drawn = [(n, self[n]["input_ids"]) for n in progress_bar("own text", own)]
-        rows = dict(accelerate.utils.gather_object(drawn))
+        own_rows = [(n, self[n]["input_ids"]) for n in progress_bar("own text", own)]
+        rows = dict(accelerate.utils.gather_object(own_rows))
         device = next(self.model.parameters()).device
-        return torch.stack([rows[number] for number in range(self.n_texts)]).to(device)
+        return torch.stack([rows[i] for i in range(self.n_texts)]).to(device)
 
     @torch.no_grad()
-    def _drawn(self, number: int) -> Int[Tensor, " time"]:
+    def _drawn(self, i: int) -> Int[Tensor, " time"]:
         model, size = self.model, self.training.sample_batch
-        part, row = divmod(number, size)
+        part, row = divmod(i, size)
         if part != self._part:
             device = next(model.parameters()).device
             seed = (3 * self.training.seed + self.stage << 24) + part
@@ -217,8 +217,8 @@ class OwnText(Dataset[dict[str, Tensor]]):
                 ids[::2] = model.config.bos_token_id
             columns, cache = [ids], None
             for _ in range(self.training.length - 1):
-                given = {CACHE: cache, "use_cache": True, "logits_to_keep": 1}
-                output = model(columns[-1], **given)
+                options = {CACHE: cache, "use_cache": True, "logits_to_keep": 1}
+                output = model(columns[-1], **options)
                 cache = output[CACHE]
                 probabilities = output.logits[:, -1].float().softmax(-1)
                 columns.append(probabilities.multinomial(1, generator=generator))
@@ -435,17 +435,17 @@ def _squared_attention(
     training: TensoriseTraining,
     folder: Path,
 ) -> LanguageModel:
-    squared = without_softmax(student)
+    result = without_softmax(student)
     distillation = _of_layers(training, training.pattern_steps, batch_size=training.pattern_batch)
-    teach_patterns(squared, original, text(), distillation, folder)
-    return squared
+    teach_patterns(result, original, text(), distillation, folder)
+    return result
 
 
 def _of_layers(training: TensoriseTraining, steps: int, **batch: Any) -> Distillation:
     """Return the settings of a stage in which layers learn."""
     names = ("accumulate", "precision", "log_every", "save_every", "report_to", "seed")
-    shared: dict[str, Any] = {name: getattr(training, name) for name in names}
-    return Distillation(steps=steps, **batch, **shared)
+    settings: dict[str, Any] = {name: getattr(training, name) for name in names}
+    return Distillation(steps=steps, **batch, **settings)
 
 
 def _distillation(

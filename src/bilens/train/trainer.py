@@ -117,8 +117,8 @@ def steps_per_epoch(arguments: TrainingArguments, corpus: Corpus) -> int:
 def shape_of(config: transformers.PretrainedConfig) -> dict[str, Any]:
     """Return the configuration of a model for training.json."""
     # What its files say beside its shape.
-    skipped = ("transformers_version", FINGERPRINT)
-    return {k: v for k, v in config.to_diff_dict().items() if k not in skipped}
+    keys = ("transformers_version", FINGERPRINT)
+    return {k: v for k, v in config.to_diff_dict().items() if k not in keys}
 
 
 def check_vocabulary(corpus: Corpus, vocab_size: int) -> None:
@@ -213,8 +213,8 @@ class ResumableTrainer(Trainer):
         loss = float(self.accelerator.reduce(self._tr_loss.clone(), "mean"))
         # The Trainer's checkpoint does not hold the losses since the last record. Without them the
         # first record after a resume would differ from that of an uninterrupted training.
-        pending = {"loss": loss, "logged": self._globalstep_last_logged}
-        self._callbacks()[ResumableTrainer.__name__] = pending
+        progress = {"loss": loss, "logged": self._globalstep_last_logged}
+        self._callbacks()[ResumableTrainer.__name__] = progress
         self.draft = draft = self.directory.draft(self.state.global_step)
         try:
             with file_errors(draft):
@@ -233,10 +233,10 @@ class ResumableTrainer(Trainer):
 
     def restore_loss(self) -> None:
         """Restore the mean of the losses since the last record."""
-        pending = self._callbacks().get(ResumableTrainer.__name__)
-        if pending is not None:
-            self._tr_loss.fill_(pending["loss"])
-            self._globalstep_last_logged = pending["logged"]
+        progress = self._callbacks().get(ResumableTrainer.__name__)
+        if progress is not None:
+            self._tr_loss.fill_(progress["loss"])
+            self._globalstep_last_logged = progress["logged"]
 
     def _callbacks(self) -> dict[str, Any]:
         """Return the states of callbacks, which a checkpoint includes."""
@@ -376,14 +376,14 @@ def run_trainer(
     training shares. `options` are those of `ResumableTrainer`, and `target`, the loss to end at.
     """
     target, callbacks = options.pop("target", None), list(options.pop("callbacks", ()))
-    trained: Any = model
+    network: Any = model
     is_transformer = isinstance(model, PreTrainedModel)
     with ExitStack() as stack:
 
         def begin() -> tuple[RunDirectory, Path | None]:
             directory = stack.enter_context(open_run(run, settings, resume=resume))
-            resuming = resume and not directory.finished
-            return directory, directory.newest_checkpoint() if resuming else None
+            resumes = resume and not directory.finished
+            return directory, directory.newest_checkpoint() if resumes else None
 
         directory, checkpoint = from_main_process(begin)
         if directory.finished:
@@ -396,7 +396,7 @@ def run_trainer(
         stack.enter_context(no_progress())
         watch = _Watch(interrupt, bar, target)
         if is_transformer:
-            cached, trained.config.use_cache = trained.config.use_cache, False
+            use_cache, network.config.use_cache = network.config.use_cache, False
         trainer = watch.trainer = ResumableTrainer(
             directory,
             model=model,
@@ -413,13 +413,13 @@ def run_trainer(
             raise KeyboardInterrupt
         trainer.require_finite_weights()
         # Under FSDP each process holds a part of every weight, and all have to take part here.
-        sharded = trainer.is_fsdp_enabled
-        state = trainer.accelerator.get_state_dict(trainer.model) if sharded else None
+        is_sharded = trainer.is_fsdp_enabled
+        state = trainer.accelerator.get_state_dict(trainer.model) if is_sharded else None
         if is_transformer:
-            trained.config.use_cache = cached
+            network.config.use_cache = use_cache
         if trainer.is_world_process_zero():
             if is_transformer:
-                save_model(run, trained, corpus.tokenizer, state)
+                save_model(run, network, corpus.tokenizer, state)
             else:
                 write_safetensors(run / WEIGHTS_NAME, state or model.state_dict())
             directory.finish()
@@ -442,10 +442,10 @@ def _others_are_needed(run: Path) -> Iterator[None]:
         yield
     except RuntimeError as error:
         # gloo has no class of its own for it, and names the peer; NCCL's errors have one.
-        lost = isinstance(error, torch.distributed.DistError) or re.search(
+        is_lost = isinstance(error, torch.distributed.DistError) or re.search(
             "(closed|reset) by peer|Broken pipe|Timed out waiting", str(error)
         )
-        if not lost or not torch.distributed.is_initialized():
+        if not is_lost or not torch.distributed.is_initialized():
             raise
         raise BilensError(
             "Another process of this training has ended, and none can go on alone. Its own "

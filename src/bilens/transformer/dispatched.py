@@ -43,26 +43,26 @@ def with_mapped_weights(model: Model) -> Model:
     """
     if not any(hook.offload for module in model.modules() for hook in _aligners(module)):
         return model
-    shared: dict[int, Any] = {id(x): x for x in (*model.parameters(), *model.buffers())}
+    memo: dict[int, Any] = {id(x): x for x in (*model.parameters(), *model.buffers())}
     for module in model.modules():
         for hook in _aligners(module):
-            for kept in (hook.weights_map, hook.tied_params_map):
-                shared[id(kept)] = kept
-    copied = deepcopy(model, shared)
-    for module in copied.modules():
+            for weights_map in (hook.weights_map, hook.tied_params_map):
+                memo[id(weights_map)] = weights_map
+    copy = deepcopy(model, memo)
+    for module in copy.modules():
         for hook in _aligners(module):
             if hook.offload:
                 _put_back(module, hook)
-    return copied
+    return copy
 
 
 def leave_in_files(model: nn.Module, device: torch.device) -> None:
     """Let the passes of a model compute on a device, and its matrices stay where they are."""
-    known: dict[int, nn.Parameter] = {}  # tied weights stay one
+    parameters: dict[int, nn.Parameter] = {}  # tied weights stay one
     for module in model.modules():
         for name, weight in [*module.named_parameters(recurse=False)]:
-            known.setdefault(id(weight), on_device(weight.detach(), device))
-            setattr(module, name, known[id(weight)])
+            parameters.setdefault(id(weight), on_device(weight.detach(), device))
+            setattr(module, name, parameters[id(weight)])
         for name, buffer in [*module.named_buffers(recurse=False)]:
             setattr(module, name, buffer.to(device))
 
@@ -83,12 +83,12 @@ def _put_back(module: nn.Module, hook: Any) -> None:
     for owner_name, owner in module.named_modules():
         for name, weight in [*owner.named_parameters(recurse=False)]:
             if weight.is_meta and (hook.place_submodules or owner is module):
-                stored = _mapped(hook.weights_map, f"{owner_name}.{name}".lstrip("."))
-                setattr(owner, name, on_device(stored, device))
+                file_weight = _mapped(hook.weights_map, f"{owner_name}.{name}".lstrip("."))
+                setattr(owner, name, on_device(file_weight, device))
         for name, buffer in [*owner.named_buffers(recurse=False)]:
             if buffer.is_meta and (hook.place_submodules or owner is module):
-                stored = _mapped(hook.weights_map, f"{owner_name}.{name}".lstrip("."))
-                setattr(owner, name, stored.to(device))
+                file_weight = _mapped(hook.weights_map, f"{owner_name}.{name}".lstrip("."))
+                setattr(owner, name, file_weight.to(device))
     hook.offload = False
 
 
@@ -96,11 +96,11 @@ def _mapped(weights: Any, name: str) -> Tensor:
     """Return a weight of accelerate's mappings, without a copy in memory."""
     while hasattr(weights, "dataset"):  # each adds the name of a module in front
         weights, name = weights.dataset, f"{weights.prefix}{name}"
-    found = getattr(weights, "index", {}).get(name)
-    if found is None or name in weights.state_dict or "safetensors_file" in found:
+    entry = getattr(weights, "index", {}).get(name)
+    if entry is None or name in weights.state_dict or "safetensors_file" in entry:
         return weights[name]
     # accelerate's own files, which it copies into memory.
-    kind, shape = getattr(torch, found["dtype"]), found["shape"]
+    kind, shape = getattr(torch, entry["dtype"]), entry["shape"]
     file = Path(weights.save_folder, f"{name}.dat")
     size = torch.Size(shape).numel()
     return torch.from_file(str(file), shared=False, size=size, dtype=kind).reshape(shape)

@@ -129,14 +129,14 @@ def _term_changes(part: Part, other: Pass) -> list[Change]:
             Change((module, "output"), EMBEDDING, partial(_with_rows, rows, values), position=start)
             for module, values in tables.items()
         ]
-    layer, number, columns = part.layer or 0, part.number or 0, slice(None)
+    layer, i, columns = part.layer or 0, part.number or 0, slice(None)
     places = model.places.layers[layer]
     place: Place
     if part.kind == "expert" and places.experts is not None:
-        place, values = (places.experts, "output"), other.expert(layer, number)[:, rows]
+        place, values = (places.experts, "output"), other.expert(layer, i)[:, rows]
     elif part.kind == "head" and places.heads is not None:
         place, values = (places.heads, "input"), _moved(part, other.mix(layer))
-        columns = slice(number * values.shape[2], (number + 1) * values.shape[2])
+        columns = slice(i * values.shape[2], (i + 1) * values.shape[2])
     else:
         raise BilensError(f"{part} cannot be exchanged by its address; expected a head or an MLP")
 
@@ -163,15 +163,15 @@ def _moved(part: Part, mix: Mix) -> Float[Tensor, "texts 1 d_head"]:
 
 def mixtures(other: Pass, keep: Float[Tensor, "*sets layers time parts"]) -> Mixtures:
     """Return what takes a share of its values from another pass."""
-    found: Mixtures = {}
+    result: Mixtures = {}
     shares = keep.unbind(-3)
     for place, heads_and_mlp in zip(other.model.places.layers, shares, strict=True):
         heads, mlp = heads_and_mlp[..., :-1], heads_and_mlp[..., -1:]
         if place.heads is not None and _differ(heads).any():
-            found[place.heads, "input"] = other.values.inputs[place.heads], heads
+            result[place.heads, "input"] = other.values.inputs[place.heads], heads
         if place.mlp is not None and _differ(mlp).any():
-            found[place.mlp, "output"] = other.values.outputs[place.mlp], mlp
-    return found
+            result[place.mlp, "output"] = other.values.outputs[place.mlp], mlp
+    return result
 
 
 def mixed(
@@ -323,15 +323,15 @@ def _runs(
     other pass, if nothing of theirs is kept.
     """
     moments, positions = torch.tensor(starts).T[:, :, None]
-    begun, runs = torch.arange(own.ids.shape[1]) >= positions, dict[nn.Module, Runs]()
+    is_begun, runs = torch.arange(own.ids.shape[1]) >= positions, dict[nn.Module, Runs]()
     for layer, place in enumerate(own.model.places.layers):
         of_heads, of_mlp = keep[:, layer, :, :-1].any(-1), keep[:, layer, :, -1].bool()
         for module in place.by_position:
             is_last = module in (place.heads, place.mlp)
             # Later positions read keys and values.
-            kept = of_mlp if module is place.mlp else of_heads
-            kept = kept if is_last else kept.any(1, keepdim=True).expand_as(kept)
-            runs[module] = begun & (4 * layer + 2 * is_last >= moments) & kept, kept
+            mask = of_mlp if module is place.mlp else of_heads
+            mask = mask if is_last else mask.any(1, keepdim=True).expand_as(mask)
+            runs[module] = is_begun & (4 * layer + 2 * is_last >= moments) & mask, mask
     return runs
 
 
@@ -348,11 +348,11 @@ def _skipping(
         return (some[None] if x.dim() == 3 else some, *args[1:]), options
 
     def join(module: nn.Module, _: Any, __: Any, y: Tensor) -> Tensor:
-        kept = runs[module][1][:, None, :, None].to(y.device)
+        mask = runs[module][1][:, None, :, None].to(y.device)
         here, there = (of_pass.values.outputs[module].to(y) for of_pass in (own, other))
-        whole = torch.where(kept, here, there).flatten(0, 1)
-        joined = whole.flatten(0, 1).index_copy_(0, rows.pop(module), y.flatten(0, -2))
-        return joined.reshape(whole.shape) if y.dim() == 3 else joined
+        whole = torch.where(mask, here, there).flatten(0, 1)
+        output = whole.flatten(0, 1).index_copy_(0, rows.pop(module), y.flatten(0, -2))
+        return output.reshape(whole.shape) if y.dim() == 3 else output
 
     some = [module for module, (here, _) in runs.items() if not here.all()]
     return [(module, cut) for module in some], [(module, join) for module in some]

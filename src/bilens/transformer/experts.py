@@ -47,16 +47,16 @@ class ExpertCall(NamedTuple):
         Raises:
             BilensError: what was chosen, or its weights, are not among them.
         """
-        given = {**dict(zip(("hidden_states", INDICES[0], WEIGHTS[0]), args, strict=False))}
-        given |= kwargs
-        index = next((given[name] for name in INDICES if name in given), None)
-        weights = next((given[name] for name in WEIGHTS if name in given), None)
+        inputs = {**dict(zip(("hidden_states", INDICES[0], WEIGHTS[0]), args, strict=False))}
+        inputs |= kwargs
+        index = next((inputs[name] for name in INDICES if name in inputs), None)
+        weights = next((inputs[name] for name in WEIGHTS if name in inputs), None)
         if index is None or weights is None:
             raise BilensError(
-                f"{type(module).__name__} takes {', '.join(given)}, expected what was chosen, as "
+                f"{type(module).__name__} takes {', '.join(inputs)}, expected what was chosen, as "
                 f"{' or '.join(INDICES)}, and its weights"
             )
-        return cls(module, given["hidden_states"], index, weights)
+        return cls(module, inputs["hidden_states"], index, weights)
 
     @property
     def knows_none(self) -> bool:
@@ -71,8 +71,8 @@ class ExpertCall(NamedTuple):
 
     def term(self, number: int) -> Tensor:
         """Return the weight times the output of one expert; 0 for tokens that have others."""
-        asked = self.chosen == number
-        chosen = self.chosen
+        is_expert = self.chosen == number
+        ids = self.chosen
         if self.knows_none:
-            chosen = torch.where(asked, chosen, expert_count(self.module))
-        return self._replace(chosen=chosen, weights=self.weights * asked).run()
+            ids = torch.where(is_expert, ids, expert_count(self.module))
+        return self._replace(chosen=ids, weights=self.weights * is_expert).run()

@@ -213,7 +213,7 @@ FAMILIES: dict[str, Family] = {
 
 def own_family(config: Any) -> Family:
     """Return the family of bilens's own `LanguageModel`, by its configuration."""
-    gated = config.mlp in GATES
+    has_gate = config.mlp in GATES
     kind = ATTENTIONS[config.attention]
     numbers = (*kind.numbers, *(["score_constant"] if config.attention_constant else []))
     return Family(
@@ -230,10 +230,10 @@ def own_family(config: Any) -> Family:
         pair=("attn.query2", "attn.key2") if kind.pairs == 2 else None,
         out="attn.out",
         attn_norm="attn_norm",
-        gate="mlp.right" if gated else None,
-        up="mlp.left" if gated else "mlp.inner",
+        gate="mlp.right" if has_gate else None,
+        up="mlp.left" if has_gate else "mlp.inner",
         down="mlp.out",
-        activation="gate" if gated else "activate",
+        activation="gate" if has_gate else "activate",
         mlp_norm="mlp_norm",
         residual_mix="residual_mix" if config.embed_mix else None,
         v_first_share="attn.value_mix_share" if config.value_mix else None,
@@ -332,9 +332,9 @@ def find_modules(model: nn.Module) -> Modules:
             layer.mlp.check()
     _check_unshared(modules)
     _check_one_type(modules)
-    known = {id(parameter) for parameter in known_parameters(modules)}
+    ids = {id(parameter) for parameter in known_parameters(modules)}
     # A weight without a role could add to the stream unseen, so the view would not be exact.
-    strange = [name for name, part in model.named_parameters() if id(part) not in known]
+    strange = [name for name, part in model.named_parameters() if id(part) not in ids]
     if strange:
         raise BilensError(
             f"This {kind} has weights that its family does not have, so what they do is not known: "
@@ -359,7 +359,7 @@ class _Finder:
         self.model, self.family = model, family
         self.config: Any = model.config
         n_layers = len(self._module(family.layers))  # type: ignore[arg-type]
-        self.layers = [f"{family.layers}.{number}" for number in range(n_layers)]
+        self.layers = [f"{family.layers}.{i}" for i in range(n_layers)]
         self._require_all()
         self._check_sizes()
         self.numbers = config_numbers(model)
@@ -437,7 +437,7 @@ class _Finder:
             heads=self._heads(f"{name}."),
             mlp=self._mlp(f"{name}."),
             residual_mix=self._parameter(f"{name}.", self.family.residual_mix),
-            numbers=tuple(self._get(f"{name}.{number}") for number in self.family.numbers),
+            numbers=tuple(self._get(f"{name}.{i}") for i in self.family.numbers),
         )
 
     def _heads(self, layer: str) -> Heads:
@@ -453,8 +453,8 @@ class _Finder:
         second = [self._map(layer + name) for name in family.pair or ()]
         out = self._map(layer + family.out)
         d_head, remainder = divmod(value.n_out, n_kv_heads)
-        stated = getattr(self._module(layer + family.attn), "head_dim", d_head)
-        if remainder or not query.n_out == out.n_in == n_heads * d_head == n_heads * stated:
+        width = getattr(self._module(layer + family.attn), "head_dim", d_head)
+        if remainder or not query.n_out == out.n_in == n_heads * d_head == n_heads * width:
             raise BilensError(
                 f"{layer}{family.attn} has maps of {query.n_out} queries and {value.n_out} values, "
                 f"which do not fit {n_heads} heads that share {n_kv_heads} heads of keys, those of "
@@ -480,16 +480,16 @@ class _Finder:
 
     def _fused(self, name: str, n_heads: int, n_kv_heads: int) -> list[LinearMap]:
         # One module holds all three maps; each becomes a map with some of its rows.
-        fused = self._map(name)
-        rows = torch.arange(fused.n_out)
+        projection = self._map(name)
+        rows = torch.arange(projection.n_out)
         if self.family.fused == "by head":
             # GPT-NeoX: the rows of a head's query, key and value follow each other.
             parts = [part.flatten() for part in rows.reshape(n_heads, 3, -1).unbind(1)]
         else:
-            d_head = fused.n_out // (n_heads + 2 * n_kv_heads)
+            d_head = projection.n_out // (n_heads + 2 * n_kv_heads)
             sizes = [n * d_head for n in (n_heads, n_kv_heads, n_kv_heads)]
             parts = list(rows.split(sizes))
-        return [replace(fused, rows=part) for part in parts]
+        return [replace(projection, rows=part) for part in parts]
 
     def _has_experts(self, layer: str) -> bool:
         family = self.family
@@ -524,13 +524,13 @@ class _Finder:
         for parameter in ("gate_up_proj", "down_proj"):
             if not isinstance(getattr(module, parameter, None), nn.Parameter):
                 raise self._unknown(name, f"experts with the parameter {parameter}")
-        both = ExpertMap(f"{name}.gate_up_proj", module, parameter="gate_up_proj")
-        n_experts, n_out, _ = both.stored.shape
+        pair = ExpertMap(f"{name}.gate_up_proj", module, parameter="gate_up_proj")
+        n_experts, n_out, _ = pair.stored.shape
         # Each expert has the rows of its gate first, then those of its other factor.
         rows = torch.arange(n_experts * n_out).unflatten(0, (n_experts, 2, n_out // 2))
         return mlp(
-            up=replace(both, rows=rows[:, 1].flatten()),
-            gate=replace(both, rows=rows[:, 0].flatten()),
+            up=replace(pair, rows=rows[:, 1].flatten()),
+            gate=replace(pair, rows=rows[:, 0].flatten()),
             down=ExpertMap(f"{name}.down_proj", module, parameter="down_proj", joins=True),
             activation=f"{family.experts.removeprefix(family.mlp + '.')}.{family.activation}",
             router=ModuleMap(layer + family.router, self._module(layer + family.router)),
@@ -617,10 +617,10 @@ def _check_unshared(modules: Modules) -> None:
         if before and after and before.module is after.module and not modules.parallel:
             places.append((before.name, before.module))
     counts = Counter(id(module) for _, module in places)
-    shared = sorted({name for name, module in places if counts[id(module)] > 1})
-    if shared:
+    names = sorted({name for name, module in places if counts[id(module)] > 1})
+    if names:
         raise BilensError(
-            f"{', '.join(shared[:5])}: one module stands in several places of the model, so that "
+            f"{', '.join(names[:5])}: one module stands in several places of the model, so that "
             "it can be neither read nor processed for one of them. Copy it for each place first."
         )
 

@@ -349,8 +349,8 @@ class MLP(NormedInput):
         """Return the output of the MLP on its inputs, computed from its parts."""
         with wide_passes(self.module):
             # Without a gate there is a single map, and the second factor is 1.
-            acted, *other = (part(x) for part in self.reads)
-            hidden = self.act(acted) * (other[0] if other else 1)
+            pre, *other = (part(x) for part in self.reads)
+            hidden = self.act(pre) * (other[0] if other else 1)
             if self.router is not None:
                 hidden = hidden * self.routing(self.router.module(x)).to(x)
             return self.down(hidden)
@@ -490,8 +490,8 @@ class Modules(NormedInput):
                 "position=None, and the model has learned positions, which add a vector of their "
                 "own to every token; set position to a place in the text"
             )
-        learned = "the positions that the model has learned"
-        check_index("position", position, table.module.num_embeddings, learned)
+        what = "the positions that the model has learned"
+        check_index("position", position, table.module.num_embeddings, what)
         return x + table.rows(torch.tensor(position, device=x.device))
 
     @checked
@@ -519,10 +519,10 @@ class Modules(NormedInput):
         """
         # With the norm before the map: folding it into the rows of all tokens takes longer.
         n, part = self.applied(self.normalised(x)), self.unembed
-        stored, bias = part.select(part.as_matrix(part.stored.detach())), part.bias()
-        same = stored.dtype == x.dtype and stored.device == x.device
+        weight, bias = part.select(part.as_matrix(part.stored.detach())), part.bias()
+        same = weight.dtype == x.dtype and weight.device == x.device
         blocks = []
-        for rows in stored.split(len(stored) if same else BLOCK // part.n_in + 1):
+        for rows in weight.split(len(weight) if same else BLOCK // part.n_in + 1):
             wide = rows.to(x)
             with made_again([(wide, rows)]) if not same else nullcontext():
                 blocks.append(n @ wide.T)
@@ -546,16 +546,16 @@ class Modules(NormedInput):
             assert of_first is not None
             value, bias = first.value_weights()
             # They are multiplied by 1 - the first layer's share; undo that.
-            mixed = (share / (1 - of_first)).detach().to(value)
-            sources.append(ValueSource(0, mixed * value, mixed * bias))
+            ratio = (share / (1 - of_first)).detach().to(value)
+            sources.append(ValueSource(0, ratio * value, ratio * bias))
         return sources
 
     def embedding_factors(self) -> dict[Moment, float]:
         """Return the factor of the embedding at each moment that writes it to the stream."""
         factors = {Moment.embedding(): 1.0}
-        for number, layer in enumerate(self.layers):
+        for i, layer in enumerate(self.layers):
             if layer.residual_mix is not None:
-                factors[Moment.input(number)] = float(layer.residual_mix[1])
+                factors[Moment.input(i)] = float(layer.residual_mix[1])
         return factors
 
     def mixing(self) -> Float64[Tensor, "moments moments"]:
@@ -566,9 +566,9 @@ class Modules(NormedInput):
         count = Moment.count(len(self.layers))
         # Without mixing a vector stays in the stream unchanged: 1 for every later read.
         mixing = torch.ones(count, count, dtype=torch.float64).tril()
-        for number, layer in enumerate(self.layers):
+        for i, layer in enumerate(self.layers):
             if layer.residual_mix is not None:
-                entry = Moment.input(number)
+                entry = Moment.input(i)
                 # All that was written before this layer is multiplied, for all reads from here on.
                 mixing[entry:, :entry] *= float(layer.residual_mix[0])
         return mixing
@@ -612,16 +612,16 @@ def check_ids(size: int, ids: Tensor, name: str = "ids") -> None:
 
 def known_parameters(modules: Modules) -> Iterator[nn.Parameter]:
     """Yield every parameter whose role in the model is known."""
-    known: list[LinearMap | Norm | Embedding | None] = [*modules.tables, modules.hidden_positions]
-    known += modules.writes
+    parts: list[LinearMap | Norm | Embedding | None] = [*modules.tables, modules.hidden_positions]
+    parts += modules.writes
     for group in modules.fold_groups():
-        known += [group.norm, *group.maps]
+        parts += [group.norm, *group.maps]
     for layer in modules.layers:
-        known += [layer.heads.out_norm, layer.mlp.out_norm, *layer.heads.inner]
-        for number in (layer.residual_mix, layer.heads.v_first_share, *layer.numbers):
-            if number is not None:
-                yield number
-    for part in known:
+        parts += [layer.heads.out_norm, layer.mlp.out_norm, *layer.heads.inner]
+        for scalar in (layer.residual_mix, layer.heads.v_first_share, *layer.numbers):
+            if scalar is not None:
+                yield scalar
+    for part in parts:
         if part is not None:
             yield from part.module.parameters(recurse=False)
 

@@ -84,11 +84,11 @@ class LinearMap(ABC):
 
     def bias(self) -> Float[Tensor, " n_out"] | None:
         """Return the bias b in float32 or float64; None without one."""
-        stored = getattr(self.module, "bias", None)
-        if stored is None:
+        parameter = getattr(self.module, "bias", None)
+        if parameter is None:
             return None
-        assert isinstance(stored, Tensor)
-        return self.select(stored.detach()).to(working_dtype(stored.dtype))
+        assert isinstance(parameter, Tensor)
+        return self.select(parameter.detach()).to(working_dtype(parameter.dtype))
 
     def select(self, outputs: Tensor, axis: int = 0) -> Tensor:
         """Return the map's outputs among those of the module, along an axis."""
@@ -152,9 +152,9 @@ class ExpertMap(LinearMap):
 
     @property
     def stored(self) -> nn.Parameter:
-        stored = getattr(self.module, self.parameter)
-        assert isinstance(stored, nn.Parameter)
-        return stored
+        parameter = getattr(self.module, self.parameter)
+        assert isinstance(parameter, nn.Parameter)
+        return parameter
 
     @property
     def sizes(self) -> tuple[int, int]:
@@ -192,15 +192,15 @@ class Embedding:
 
     def weight(self) -> Float[Tensor, "n_rows d_model"]:
         """Return the stored rows in float32 or float64, without the scale."""
-        stored = self.module.weight
-        return stored.detach().to(device_of(stored), working_dtype(stored.dtype))
+        parameter = self.module.weight
+        return parameter.detach().to(device_of(parameter), working_dtype(parameter.dtype))
 
     def rows(self, numbers: Int[Tensor, " n"]) -> Float[Tensor, "n d_model"]:
         """Return the vectors that the model adds to the stream for these rows."""
         # Rows first: a whole table in float32 may be gigabytes.
-        stored = self.module.weight
-        rows = stored.detach()[numbers.to(stored.device)]
-        return self.scale * rows.to(device_of(stored), working_dtype(stored.dtype))
+        table = self.module.weight
+        rows = table.detach()[numbers.to(table.device)]
+        return self.scale * rows.to(device_of(table), working_dtype(table.dtype))
 
     def set_weight(self, weight: Float[Tensor, "n_rows d_model"]) -> None:
         """Replace the rows, in the storage type."""
@@ -235,8 +235,8 @@ class Norm(ABC):
 
     def bias(self) -> Float[Tensor, " d_model"] | None:
         """Return the bias b; None without one."""
-        stored = getattr(self.module, "bias", None)
-        return None if stored is None else stored.detach().to(working_dtype(stored.dtype))
+        parameter = getattr(self.module, "bias", None)
+        return None if parameter is None else parameter.detach().to(working_dtype(parameter.dtype))
 
     def centred(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         """Return c: x, or x minus its mean."""
@@ -262,8 +262,8 @@ class Norm(ABC):
         """
         before = self.bias()
         if before is not None and before.any():
-            added = weight @ before
-            bias = added if bias is None else bias + added
+            shift = weight @ before
+            bias = shift if bias is None else bias + shift
         # `centred` acts on the last axis, so on each row of W.
         return self.centred(weight * self.gain()), bias
 
@@ -285,8 +285,8 @@ class InputNorm(Norm):
     """A norm whose factor is 1 / sqrt(mean(c^2) + eps), as RMSNorm and LayerNorm."""
 
     def gain(self) -> Float[Tensor, " d_model"]:
-        stored = _weight(self.module).detach()
-        return self.offset + stored.to(working_dtype(stored.dtype))
+        weight = _weight(self.module).detach()
+        return self.offset + weight.to(working_dtype(weight.dtype))
 
     def scale(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch"]:
         return (self.centred(x).square().mean(-1) + self.eps).rsqrt()

@@ -39,8 +39,8 @@ class Mix:
 
     def is_all_of(self, x: Float[Tensor, "texts time all_heads"]) -> bool:
         """Return whether the mixed values of all heads, side by side, are an activation."""
-        joined = self.output.detach().transpose(1, 2).flatten(2)
-        return torch.equal(joined, x.detach())
+        output = self.output.detach().transpose(1, 2).flatten(2)
+        return torch.equal(output, x.detach())
 
     def blocks(self) -> Iterator[slice]:
         """Yield blocks of heads whose patterns fit into `PATTERN_BYTES`."""
@@ -146,14 +146,14 @@ class Mixing(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        given = kwargs or {}
+        options = kwargs or {}
         name = getattr(func, "__name__", "")
         if name == "bilinear_attention":
             with self:  # by products of matrices
-                return func(*args, **given, kernel="reference")
-        output = func(*args, **given)
+                return func(*args, **options, kernel="reference")
+        output = func(*args, **options)
         if name == "scaled_dot_product_attention":
-            self.noted.append(lambda _: AttentionCall.of(*args, **given).mix(output))
+            self.noted.append(lambda _: AttentionCall.of(*args, **options).mix(output))
         elif name in ("matmul", "bmm", "__matmul__"):
             pattern, values = args
             self.noted.append(lambda texts: product_mix(pattern, values, output, texts))
@@ -165,7 +165,7 @@ class Mixing(TorchFunctionMode):
         Raises:
             BilensError: there is no such mix.
         """
-        mixes = [noted(len(x)) for noted in self.noted]
+        mixes = [make(len(x)) for make in self.noted]
         self.noted.clear()
         for mix in mixes:
             if mix is not None and mix.is_all_of(x):

@@ -190,24 +190,24 @@ class ResidualModel:
         if isinstance(name, int):
             return [check_index("token", name, self.vocab_size, "the number of a token")]
         if self.tokenizer is None:
-            return [n for number in listed_ids("token", name) for n in self.answer(number)]
+            return [n for token in listed_ids("token", name) for n in self.answer(token)]
         check_text("token", name)
         pieces = ids_within_text(name, self.tokenizer)
-        number = self._single(name, pieces)
-        if number is not None:
-            return [self._check_known(number)]
+        token = self._single(name, pieces)
+        if token is not None:
+            return [self._check_known(token)]
         if len(pieces) < 2 or self.tokenizer.unk_token_id in pieces:
             raise self._unknown(name, pieces)
-        return [self._check_known(number) for number in pieces]
+        return [self._check_known(token) for token in pieces]
 
     def _unknown(self, name: str | int, pieces: list[int]) -> BilensError:
         if self.tokenizer is None:
             return BilensError(f"token={name!r}, expected the number of a single token")
-        shown = "|".join(self.tokenizer.convert_ids_to_tokens(pieces))
+        pieces_text = "|".join(self.tokenizer.convert_ids_to_tokens(pieces))
         nearest = get_close_matches(str(name).lower(), self.tokenizer.get_vocab(), n=5, cutoff=0.5)
         return BilensError(
             f"token={name!r}, expected a single token of the vocabulary"
-            + (f"; it is cut into |{shown}|" if shown else "")
+            + (f"; it is cut into |{pieces_text}|" if pieces_text else "")
             + (f"; the nearest are {', '.join(nearest)}" if nearest else "")
         )
 
@@ -219,30 +219,30 @@ class ResidualModel:
         if len(pieces) == 1 and text.strip().casefold() == name.strip().casefold():
             return pieces[0]
         # The whole vocabulary as a dictionary takes seconds where it is large.
-        number = self.tokenizer.convert_tokens_to_ids(name)
-        if isinstance(number, int) and self.tokenizer.convert_ids_to_tokens(number) == name:
-            return number
-        numbered = re.fullmatch(r"(.*)\[(\d{1,9})\]", name, re.DOTALL)
-        if numbered is None:
+        token = self.tokenizer.convert_tokens_to_ids(name)
+        if isinstance(token, int) and self.tokenizer.convert_ids_to_tokens(token) == name:
+            return token
+        match = re.fullmatch(r"(.*)\[(\d{1,9})\]", name, re.DOTALL)
+        if match is None:
             return None
-        number = int(numbered[2])
-        if not numbered[1]:
-            return check_index("token", number, self.vocab_size, "the number of a token")
-        if number >= self.vocab_size:
+        token = int(match[2])
+        if not match[1]:
+            return check_index("token", token, self.vocab_size, "the number of a token")
+        if token >= self.vocab_size:
             return None
-        is_named = number < len(self.tokenizer)
-        spelling = self.tokenizer.convert_ids_to_tokens(number) if is_named else None
-        return number if numbered[1] == spelling else None
+        is_named = token < len(self.tokenizer)
+        spelling = self.tokenizer.convert_ids_to_tokens(token) if is_named else None
+        return token if match[1] == spelling else None
 
-    def _check_known(self, number: int) -> int:
+    def _check_known(self, token: int) -> int:
         """Return the number of a token; raise BilensError if the model has no embedding of it."""
-        if number >= self.vocab_size:
+        if token >= self.vocab_size:
             assert self.tokenizer is not None
             raise BilensError(
-                f"{self.tokenizer.convert_ids_to_tokens(number)!r} is token {number} of the "
+                f"{self.tokenizer.convert_ids_to_tokens(token)!r} is token {token} of the "
                 f"tokenizer, and the model has embeddings of {self.vocab_size} tokens only"
             )
-        return number
+        return token
 
     # Directions and layers.
 
@@ -264,16 +264,16 @@ class ResidualModel:
         if not names:
             raise BilensError("token is empty, expected a token, or several")
         numbers = [self._number("token", name) for name in names]
-        subtracted = [self._number("minus", name) for name in others]
-        for name, number in zip(names, numbers, strict=True):
-            if number in subtracted:
+        minus_ids = [self._number("minus", name) for name in others]
+        for name, token_id in zip(names, numbers, strict=True):
+            if token_id in minus_ids:
                 raise BilensError(f"minus has the token {name!r} itself, expected other tokens")
         self._check_model()
         # Each token once. Only these columns, since the whole unembedding is large.
-        numbers, subtracted = [*dict.fromkeys(numbers)], [*dict.fromkeys(subtracted)]
-        W_U, _ = self.modules.logit_weights(numbers + subtracted)
+        numbers, minus_ids = [*dict.fromkeys(numbers)], [*dict.fromkeys(minus_ids)]
+        W_U, _ = self.modules.logit_weights(numbers + minus_ids)
         direction = W_U[:, : len(numbers)].mean(1)
-        return direction - W_U[:, len(numbers) :].mean(1) if subtracted else direction
+        return direction - W_U[:, len(numbers) :].mean(1) if minus_ids else direction
 
     def _number(self, name: str, token: str | int) -> int:
         if isinstance(token, str):
@@ -289,9 +289,9 @@ class ResidualModel:
         """Check that the model still computes what its weights and this view's numbers say."""
         check_unhooked(self.model)
         numbers = config_numbers(self.model) if self._numbers else {}
-        changed = [name for name in numbers if numbers[name] != self._numbers[name]]
-        if changed:
-            name = changed[0]
+        differences = [name for name in numbers if numbers[name] != self._numbers[name]]
+        if differences:
+            name = differences[0]
             raise BilensError(
                 f"{name} of the model was {self._numbers[name]} when this view was made, and its "
                 f"configuration says {numbers[name]} now; undo the change, or open the model again"
@@ -359,13 +359,13 @@ class ResidualModel:
         """
         self.layer(layer)  # as its weights are now
         length = distance + 1  # by which some models choose the frequencies of both
-        answered = query_key_maps(self.model, self.modules, layer, 0, length)
-        asked = answered
+        keys = query_key_maps(self.model, self.modules, layer, 0, length)
+        queries = keys
         if distance:  # which takes another pass of the model up to the layer
-            asked = query_key_maps(self.model, self.modules, layer, distance, length)
+            queries = query_key_maps(self.model, self.modules, layer, distance, length)
         return tuple(
             FactoredMatrix(q[:-1].transpose(0, 1), k[:-1].permute(1, 2, 0))
-            for (q, _), (_, k) in zip(asked, answered, strict=True)
+            for (q, _), (_, k) in zip(queries, keys, strict=True)
         )
 
     @torch.no_grad()
@@ -419,7 +419,7 @@ class ResidualModel:
         if isinstance(text, str):
             numbers = text_ids(text, self.tokenizer, self.model.config, chat=self.chat)
             if self.tokenizer is not None:
-                numbers = [self._check_known(number) for number in numbers]
+                numbers = [self._check_known(token) for token in numbers]
             text = torch.tensor(numbers)
         ids = checked_ids(self, text)
         if not -len(ids) <= until < len(ids):

@@ -49,12 +49,12 @@ class LayerOnText:
 
 def layer_on_text(layer: Layer, texts: int, run: Callable[[], Any]) -> LayerOnText:
     """Return the numbers of a layer in a run of it on some texts."""
-    heads, mlp, seen = layer.heads, layer.mlp, dict[str, Tensor]()
+    heads, mlp, values = layer.heads, layer.mlp, dict[str, Tensor]()
     hooks: list[tuple[nn.Module, Callable[..., None]]] = []
 
-    def record(name: str, module: nn.Module, read: Callable[..., Tensor]) -> None:
+    def record(name: str, module: nn.Module, value_of: Callable[..., Tensor]) -> None:
         def hook(_: nn.Module, *call: Any) -> None:
-            seen[name] = widened(read(*call))
+            values[name] = widened(value_of(*call))
 
         hooks.append((module, hook))
 
@@ -66,29 +66,29 @@ def layer_on_text(layer: Layer, texts: int, run: Callable[[], Any]) -> LayerOnTe
     if mlp.router is not None:
         record("routing", mlp.router.module, lambda *call: mlp.routing(call[-1]))
     else:
-        acted = mlp.reads[0]
-        record("acted", acted.module, lambda *call: acted.select(call[-1], -1))
+        part = mlp.reads[0]
+        record("acted", part.module, lambda *call: part.select(call[-1], -1))
     with hooked(after=hooks):
         run()
-    n = mlp.normalised(seen["mlp_input"])
+    n = mlp.normalised(values["mlp_input"])
     routing = None
     if mlp.router is None:
-        ratio = _ratio(mlp, seen["acted"])
+        ratio = _ratio(mlp, values["acted"])
     else:
         # Routers take the tokens of all texts as one list, and experts run on their own tokens
         # only, inside one module. Here all of them read each token, and the weight 0 of those that
         # did not run removes their hidden units.
-        routing = seen["routing"].unflatten(0, (texts, -1))
+        routing = values["routing"].unflatten(0, (texts, -1))
         ratio = _ratio(mlp, mlp.reads[0](mlp.applied(n)))
         ratio = ratio * routing.repeat(1, 1, ratio.shape[-1] // routing.shape[-1]).to(ratio)
     return LayerOnText(
-        attn_input=seen["attn_input"],
-        attn_n=heads.normalised(seen["attn_input"]),
-        attn_out_scale=seen["attn_out_scale"],
-        mixed=seen["mixed"],
-        mlp_input=seen["mlp_input"],
+        attn_input=values["attn_input"],
+        attn_n=heads.normalised(values["attn_input"]),
+        attn_out_scale=values["attn_out_scale"],
+        mixed=values["mixed"],
+        mlp_input=values["mlp_input"],
         mlp_n=n,
-        mlp_out_scale=seen["mlp_out_scale"],
+        mlp_out_scale=values["mlp_out_scale"],
         gate_ratio=ratio,
         routing=routing,
     )

@@ -34,22 +34,22 @@ class Part(NamedTuple):
     @classmethod
     def parse(cls, address: str, model: ResidualModel) -> "Part":
         """Return the head, MLP or expert of an address such as head.26.0@4."""
-        found = re.fullmatch(r"(?:(head|expert)\.(\d+)\.(\d+)|(mlp)\.(\d+))(?:@(\d+))?", address)
-        if found is None:
+        match = re.fullmatch(r"(?:(head|expert)\.(\d+)\.(\d+)|(mlp)\.(\d+))(?:@(\d+))?", address)
+        if match is None:
             raise BilensError(
                 f"{address!r} is no address of a part; expected mlp.LAYER, head.LAYER.NUMBER, "
                 "expert.LAYER.NUMBER, or one with a position, such as head.26.0@4"
             )
-        kind: Any = found[1] or found[4]
-        layer = int(found[2] or found[5])
-        number, position = (None if x is None else int(x) for x in (found[3], found[6]))
-        if layer >= model.n_layers or (kind == "head" and (number or 0) >= model.n_heads):
+        kind: Any = match[1] or match[4]
+        layer = int(match[2] or match[5])
+        index, position = (None if x is None else int(x) for x in (match[3], match[6]))
+        if layer >= model.n_layers or (kind == "head" and (index or 0) >= model.n_heads):
             raise BilensError(
                 f"{address!r} is not in the model, which has {model.n_layers} layers of "
                 f"{model.n_heads} heads"
             )
         experts = model.places.layers[layer].experts
         count = 0 if experts is None else expert_count(experts)
-        if kind == "expert" and (number or 0) >= count:
+        if kind == "expert" and (index or 0) >= count:
             raise BilensError(f"{address!r} is not in the model, whose layer has {count} experts")
-        return cls(kind, layer, number, position)
+        return cls(kind, layer, index, position)

@@ -36,11 +36,11 @@ class Values(NamedTuple):
 
     def map(self, function: Callable[..., Tensor], *others: "Values") -> "Values":
         """Return a function of each value, and of those in its place in others."""
-        mapped = []
+        tables = []
         for i, tensors in enumerate(self):
             of_others = [other[i] for other in others]
-            mapped.append({m: function(x, *(y[m] for y in of_others)) for m, x in tensors.items()})
-        return Values(*mapped)
+            tables.append({m: function(x, *(y[m] for y in of_others)) for m, x in tensors.items()})
+        return Values(*tables)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -88,13 +88,13 @@ class Pass(Reading):
             text = model.ids(text)[None]
         ids = checked_ids(model, text)
         tokens = model.places.rows(ids) if tokens is None else tokens
-        keeping = _keeping(model, len(ids)) if parts else nullcontext()
-        with torch.no_grad(), wide_passes(model.model), embedded(model, tokens), keeping as kept:
+        context = _keeping(model, len(ids)) if parts else nullcontext()
+        with torch.no_grad(), wide_passes(model.model), embedded(model, tokens), context as values:
             streams, arguments = _recorded(model, ids)
         of_texts = cls(model, ids, tokens, streams)
         vars(of_texts)["arguments"] = arguments
-        if kept is not None:
-            vars(of_texts)["values"] = kept
+        if values is not None:
+            vars(of_texts)["values"] = values
         return of_texts
 
     @cached_property
@@ -113,8 +113,8 @@ class Pass(Reading):
         likely = self.next_logits.softmax(-1).topk(min(10, self.model.vocab_size))
         tokenizer, rows = self.model.tokenizer, []
         for text, of_text in enumerate(zip(*likely, strict=True)):
-            for value, number in zip(*(x.tolist() for x in of_text), strict=True):
-                name = number if tokenizer is None else repr(write_out(tokenizer, [number]))
+            for value, token in zip(*(x.tolist() for x in of_text), strict=True):
+                name = token if tokenizer is None else repr(write_out(tokenizer, [token]))
                 rows.append((text, name, value))
         columns = by_column(["text", "next token", "probability"], rows)
         return {n: cells for n, cells in columns.items() if n != "text" or len(self.ids) > 1}
@@ -211,8 +211,8 @@ class Pass(Reading):
             wide_passes(self.model.model),
             _keeping(self.model, len(self.ids)) as values,
         ):
-            for number in range(self.model.n_layers):
-                self.run_layer(number)
+            for i in range(self.model.n_layers):
+                self.run_layer(i)
         return values
 
     @property
@@ -246,10 +246,10 @@ class Pass(Reading):
         time, own = other.ids.shape[1], self.ids.shape[1]
         if time == own:
             return self
-        shared = min(time, own)
+        common = min(time, own)
 
         def joined(x: Tensor, y: Tensor) -> Tensor:
-            return torch.cat([y[:, : time - shared], x[:, own - shared :]], 1)
+            return torch.cat([y[:, : time - common], x[:, own - common :]], 1)
 
         values = self.values.map(joined, other.values)
         streams = [joined(*pair) for pair in zip(self.streams, other.streams, strict=True)]
@@ -258,9 +258,9 @@ class Pass(Reading):
 
     def with_values(self, values: Values, **fields: Any) -> "Pass":
         """Return the pass with other values of its parts, and with other fields."""
-        changed = replace(self, **fields)
-        vars(changed)["values"] = values
-        return changed
+        result = replace(self, **fields)
+        vars(result)["values"] = values
+        return result
 
     @property
     def nbytes(self) -> int:
@@ -337,8 +337,8 @@ def embedded(
             table = modules.embed
             scaled_rows = table.rows(args[0])
             wide, rows = output.to(scaled_rows), scaled_rows / (table.scale or 1)
-            scaled = (wide - scaled_rows).norm() <= (wide - rows).norm()
-            factor = 1.0 if scaled or not table.scale else 1 / table.scale
+            is_scaled = (wide - scaled_rows).norm() <= (wide - rows).norm()
+            factor = 1.0 if is_scaled or not table.scale else 1 / table.scale
         return (factor * embeddings).expand_as(output).to(output.dtype)
 
     return hooked(after=[(model.places.embed, replace_output)])

@@ -120,8 +120,8 @@ class Places:
                 "padded; expected texts of equally many tokens"
             )
         # A number would let layers that read keys of earlier ones leave out all other positions.
-        kept = torch.arange(-positions, 0, device=ids.device) if self.crosses else positions
-        options = {"logits_to_keep": kept} if "logits_to_keep" in takes else {}
+        ends = torch.arange(-positions, 0, device=ids.device) if self.crosses else positions
+        options = {"logits_to_keep": ends} if "logits_to_keep" in takes else {}
         if places is not None:
             options["position_ids"] = places
         output = run(self.model, ids, **options)
@@ -304,17 +304,17 @@ def _unwritten(model: nn.Module) -> Iterator[None]:
     Raises:
         BilensError: it does: what it computes would depend on what ran before.
     """
-    found = {name: x for name, x in model.named_buffers() if not (x.is_meta or x.is_inference())}
-    before = {name: (x._version, x.clone()) for name, x in found.items()}
+    buffers = {name: x for name, x in model.named_buffers() if not (x.is_meta or x.is_inference())}
+    before = {name: (x._version, x.clone()) for name, x in buffers.items()}
     try:
         yield
     finally:
-        written = [name for name, x in found.items() if x._version != before[name][0]]
-        for name in written:
-            found[name].copy_(before[name][1])
-    if written:
+        names = [name for name, x in buffers.items() if x._version != before[name][0]]
+        for name in names:
+            buffers[name].copy_(before[name][1])
+    if names:
         raise BilensError(
-            f"{type(model).__name__} writes into its buffer {written[0]} when it runs, expected a "
+            f"{type(model).__name__} writes into its buffer {names[0]} when it runs, expected a "
             "model that keeps nothing of a text; let it compute in a tensor of its own"
         )
 
@@ -335,18 +335,18 @@ def _short_pass(model: nn.Module) -> None:
 def _record(model: nn.Module) -> list[_Call]:
     """Return all calls of the short pass, in the order in which they begin."""
     calls: list[_Call] = []
-    running: list[_Call] = []
+    stack: list[_Call] = []
 
     def enter(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        given = [*args[:1], *[kwargs[name] for name in ("hidden_states",) if name in kwargs]]
-        given += [x for x in args[1:] if isinstance(x, Tensor)]
-        call = _Call(module, [x for x in given if isinstance(x, Tensor)], [])
+        values = [*args[:1], *[kwargs[name] for name in ("hidden_states",) if name in kwargs]]
+        values += [x for x in args[1:] if isinstance(x, Tensor)]
+        call = _Call(module, [x for x in values if isinstance(x, Tensor)], [])
         calls.append(call)
-        running.append(call)
+        stack.append(call)
 
     def leave(module: nn.Module, _: Any, __: Any, output: Any) -> None:
         values = output if isinstance(output, (tuple, list)) else (output,)
-        running.pop().outputs = [x for x in values if isinstance(x, Tensor)]
+        stack.pop().outputs = [x for x in values if isinstance(x, Tensor)]
 
     modules = [x for x in model.modules() if x is not model]
     hooks = hooked([(x, enter) for x in modules], [(x, leave) for x in modules])
@@ -377,8 +377,8 @@ def _crosses(model: Any, layers: Sequence[nn.Module]) -> bool:
     for x in streams:
         noise = torch.randn(x.shape, generator=generator).to(x)
         others.append(x + NOISE * x.std() * noise)
-    numbers = {layer: number for number, layer in enumerate(layers)}
-    found: list[bool] = []
+    numbers = {layer: i for i, layer in enumerate(layers)}
+    results: list[bool] = []
     for bit in range((len(layers) - 1).bit_length()):
         for noisy in (0, 1):
 
@@ -389,22 +389,22 @@ def _crosses(model: Any, layers: Sequence[nn.Module]) -> bool:
                 bit: int = bit,
                 noisy: int = noisy,
             ) -> Any:
-                number = numbers[layer]
-                given = others if number >> bit & 1 == noisy else streams
-                return with_input(given[number].clone(), args, kwargs)
+                i = numbers[layer]
+                values = others if i >> bit & 1 == noisy else streams
+                return with_input(values[i].clone(), args, kwargs)
 
             def leave(
                 layer: nn.Module, _: Any, __: Any, y: Any, bit: int = bit, noisy: int = noisy
             ) -> None:
-                number = numbers[layer]
-                if number >> bit & 1 != noisy:
-                    own = outputs[number]
+                i = numbers[layer]
+                if i >> bit & 1 != noisy:
+                    own = outputs[i]
                     change = (first_output(y) - own).abs().max()
-                    found.append(bool(change > 1e-5 * own.abs().max()))
+                    results.append(bool(change > 1e-5 * own.abs().max()))
 
             with hooked([(x, enter) for x in layers], [(x, leave) for x in layers]):
                 _short_pass(model)
-    return any(found)
+    return any(results)
 
 
 def _layers(model: nn.Module, order: Sequence[nn.Module]) -> list[nn.Module]:
@@ -438,8 +438,8 @@ def _parts(
             # A second input is the stream, which such modules add.
             adds = len(calls[part].inputs) > 1
             others[name] = [part, *maps][-1 if adds else 0]
-    named = [part for name, part in others.items() if MLP.search(name)]
-    return heads, next(reversed(named or [*others.values()]), None)
+    mlps = [part for name, part in others.items() if MLP.search(name)]
+    return heads, next(reversed(mlps or [*others.values()]), None)
 
 
 def _embeds_tokens(call: _Call) -> bool:

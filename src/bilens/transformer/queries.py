@@ -122,13 +122,13 @@ def _arguments(model: Any, module: nn.Module, position: int, length: int) -> dic
     _, arguments = first_call(
         module, lambda: run(model, torch.zeros_like(places), position_ids=places)
     )
-    known: dict[str, Any] = {"attention_mask": None}
+    options: dict[str, Any] = {"attention_mask": None}
     if "position_embeddings" in arguments:
         turns = arguments["position_embeddings"]
-        known["position_embeddings"] = (
+        options["position_embeddings"] = (
             turns if len(text) == 1 else tuple(part[:, :1] for part in turns)
         )
-    return known
+    return options
 
 
 def _times(gain: Tensor, _: nn.Module, args: tuple[Any, ...], *others: Any) -> Tensor:

@@ -188,31 +188,31 @@ class _WideWeights(TorchFunctionMode):
     def __torch_function__(
         self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        named = kwargs or {}
+        options = kwargs or {}
         name = getattr(function, "__name__", "")
-        if not any(map(_is_stored, (*args, *named.values()))):
-            return function(*args, **named)
+        if not any(map(_is_stored, (*args, *options.values()))):
+            return function(*args, **options)
         if function in METADATA or (name == "__get__" and function not in VIEWS):
             # Type and device are those with which weights are used.
-            return {DTYPE: _wide_dtype, DEVICE: device_of}.get(function, function)(*args, **named)
+            return {DTYPE: _wide_dtype, DEVICE: device_of}.get(function, function)(*args, **options)
         is_large = function is functional.linear and len(args[1]) > _rows_at_once(args[1])
         if is_large or name in ("grouped_mm", "_grouped_mm"):
             with self:
-                return (_by_block if is_large else _by_group)(*args, **named)
+                return (_by_block if is_large else _by_group)(*args, **options)
         if function is functional.embedding:
             # Rows first: a whole table in float32 may be gigabytes.
             ids, table, *others = args
-            rows = function(ids.to(table.device), table, *others, **named)
+            rows = function(ids.to(table.device), table, *others, **options)
             return self._wide(rows).to(device_of(table))
         if function in VIEWS:
             # Still a weight, which is widened where it is used: of a stack of experts only one.
             with torch.no_grad():
-                parts = function(*args, **named)
+                parts = function(*args, **options)
                 several = isinstance(parts, (tuple, list))
                 device = device_of(args[0])
-                kept = [on_device(x, device) for x in (parts if several else [parts])]
-                return tuple(kept) if several else kept[0]
-        return self._widened(function, args, named)
+                results = [on_device(x, device) for x in (parts if several else [parts])]
+                return tuple(results) if several else results[0]
+        return self._widened(function, args, options)
 
     def _wide(self, weight: Tensor) -> Tensor:
         """Return a weight as it is used, with noise in the last bit if there is any."""
@@ -223,16 +223,16 @@ class _WideWeights(TorchFunctionMode):
         noise = torch.rand(wide.shape, generator=self.noise).to(wide.device)
         return wide * (1 + torch.finfo(weight.dtype).eps * (noise - 0.5))
 
-    def _widened(self, function: Any, args: Sequence[Any], named: dict[str, Any]) -> Any:
+    def _widened(self, function: Any, args: Sequence[Any], options: dict[str, Any]) -> Any:
         """Return the result of an operation whose weights are widened, here and backward."""
-        stored = [value for value in (*args, *named.values()) if _is_stored(value)]
-        copies = {id(weight): self._wide(weight) for weight in stored}
+        weights = [value for value in (*args, *options.values()) if _is_stored(value)]
+        copies = {id(weight): self._wide(weight) for weight in weights}
         # Only weights are widened, as everything else follows from them: a model may round to 16
         # bits on purpose.
         wide = [copies.get(id(value), value) for value in args]
-        wide_named = {name: copies.get(id(value), value) for name, value in named.items()}
-        with made_again([(copies[id(weight)], weight) for weight in stored]):
-            return function(*wide, **wide_named)
+        wide_options = {name: copies.get(id(value), value) for name, value in options.items()}
+        with made_again([(copies[id(weight)], weight) for weight in weights]):
+            return function(*wide, **wide_options)
 
 
 def _give_back(size: int) -> None:
@@ -250,26 +250,26 @@ def made_again(copies: Sequence[tuple[Tensor, Tensor]]) -> Iterator[None]:
     Args:
         copies: each with the weight that it is made from.
     """
-    stored = {copy.untyped_storage().data_ptr(): (weight, copy) for copy, weight in copies}
+    weights_of = {copy.untyped_storage().data_ptr(): (weight, copy) for copy, weight in copies}
 
     def pack(x: Tensor) -> Any:
         # Such as the transpose, a view of the copy.
-        weight, copy = stored.get(x.untyped_storage().data_ptr(), (None, x))
+        weight, copy = weights_of.get(x.untyped_storage().data_ptr(), (None, x))
         if weight is None:
             return x
         return weight, copy.device, copy.dtype, (x.shape, x.stride(), x.storage_offset())
 
-    def unpack(kept: Any) -> Tensor:
-        if isinstance(kept, Tensor):
-            return kept
-        weight, device, dtype, view = kept
+    def unpack(entry: Any) -> Tensor:
+        if isinstance(entry, Tensor):
+            return entry
+        weight, device, dtype, view = entry
         _give_back(weight.numel() * dtype.itemsize)
         return weight.detach().to(device, dtype).as_strided(*view)
 
     with saved_tensors_hooks(pack, unpack):
         yield
     # The graph keeps both functions, and with the first one all that it knows.
-    stored.clear()
+    weights_of.clear()
 
 
 def _rows_at_once(weight: Float[Tensor, "n_out n_in"]) -> int:
@@ -323,10 +323,10 @@ def fresh(model: nn.Module) -> Iterator[None]:
 
     Rotary positions may keep the frequencies of the longest text so far, or of the last one.
     """
-    turned: dict[nn.Module, Any] = {}
+    memo: dict[nn.Module, Any] = {}
 
     def turn(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        turned[module] = _fresh_copy(module)(*args, **kwargs)
+        memo[module] = _fresh_copy(module)(*args, **kwargs)
         # The module itself, whose state is the user's, runs on a length that does not change it.
         call = {**dict(zip(("x", "position_ids", "layer_type"), args, strict=False)), **kwargs}
         last = _neutral_length(module, call.get("layer_type")) - 1
@@ -334,16 +334,16 @@ def fresh(model: nn.Module) -> Iterator[None]:
 
     modules = [module for module in model.modules() if BY_LENGTH & _rotations(module)]
     before = [(module, turn) for module in modules]
-    after = [(module, lambda module, *_: turned[module]) for module in modules]
+    after = [(module, lambda module, *_: memo[module]) for module in modules]
     with evaluating(model), hooked(before, after):
         yield
 
 
 def _fresh_copy(module: nn.Module) -> nn.Module:
-    copied = deepcopy(module, {id(module.config): module.config})
+    copy = deepcopy(module, {id(module.config): module.config})
     for name in [name for name in vars(module) if name.endswith("max_seq_len_cached")]:
-        setattr(copied, name, 0)
-    return copied
+        setattr(copy, name, 0)
+    return copy
 
 
 def _neutral_length(module: Any, layer_type: str | None) -> int:

@@ -47,17 +47,17 @@ def check_unchanged(
     """
     after = log_probabilities(model)
     change = float((after - before).abs().max())
-    allowed = allowed_change(model)
+    tolerance = allowed_change(model)
     if any(weight.dtype in NARROW for weight in model.parameters()):
         # Changed weights are rounded when they are stored, perhaps by several steps.
         noise = torch.Generator().manual_seed(0)
         for _ in range(2):
-            rounded = (log_probabilities(model, noise) - after).abs().max()
-            allowed = max(allowed, ROUNDED * float(rounded))
-    if not change <= allowed:
+            rounding = (log_probabilities(model, noise) - after).abs().max()
+            tolerance = max(tolerance, ROUNDED * float(rounding))
+    if not change <= tolerance:
         raise BilensError(
             f"{action} changed a log-probability by {change:.2g} nats, where rounding explains "
-            f"{allowed:.2g}; the model does something that its modules do not show, and {state}."
+            f"{tolerance:.2g}; the model does something that its modules do not show, and {state}."
         )
     return change
 
@@ -87,22 +87,21 @@ def sum_of_parts(of_text: Pass) -> Float[Tensor, "time vocab"]:
     view, modules, (ids,) = of_text.model, of_text.model.modules, of_text.ids
     x = torch.stack(list(modules.embedding(ids).values())).sum(0)
     embedded, first_values = x, None
-    for number, layer in enumerate(modules.layers):
-        on_text = of_text.layer(number)
+    for i, layer in enumerate(modules.layers):
+        on_text = of_text.layer(i)
         if layer.residual_mix is not None:
             x = layer.residual_mix[0] * x + layer.residual_mix[1] * embedded
-        heads, before = view.layer(number).heads.weights(), x
+        heads, before = view.layer(i).heads.weights(), x
         n = _normalised(layer.heads, x, on_text.attn_input[0])
         v = torch.einsum("td,hde->hte", n, heads.value) + heads.value_bias[:, None]
         if (share := layer.heads.v_first_share) is not None:
             first_values = v / (1 - share) if first_values is None else first_values
             v = v + share * first_values
-        written = (
-            torch.einsum("hts,hse,hed->td", of_text.pattern(number)[0], v, heads.out)
-            + heads.out_bias
+        update = (
+            torch.einsum("hts,hse,hed->td", of_text.pattern(i)[0], v, heads.out) + heads.out_bias
         )
-        x = x + written * on_text.attn_out_scale[0, :, None]
+        x = x + update * on_text.attn_out_scale[0, :, None]
         n = _normalised(layer.mlp, before if modules.parallel else x, on_text.mlp_input[0])
-        written = mlp_output(view, number, n, on_text.gate_ratio[0])
-        x = x + written * on_text.mlp_out_scale[0, :, None]
+        update = mlp_output(view, i, n, on_text.gate_ratio[0])
+        x = x + update * on_text.mlp_out_scale[0, :, None]
     return modules.capped(_normalised(modules, x, of_text.stream[0]) @ view.W_U + view.b_U)

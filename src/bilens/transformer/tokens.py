@@ -88,7 +88,7 @@ def text_ids(text: str, tokenizer: Any, config: Any, *, chat: bool = False) -> l
         text = in_template(text, tokenizer)
     if tokenizer is None:
         return listed_ids("text", text)
-    given = text
+    original = text
     if trained_on_clean_text(tokenizer):
         text = clean(text)
         begin = [] if config.bos_token_id is None else [config.bos_token_id]
@@ -98,9 +98,9 @@ def text_ids(text: str, tokenizer: Any, config: Any, *, chat: bool = False) -> l
     # A text may name its beginning itself, as those of chat templates do.
     if ids[: len(begin)] != begin:
         ids = [*begin, *ids]
-    if all(number in tokenizer.all_special_ids for number in ids):
+    if all(token in tokenizer.all_special_ids for token in ids):
         raise BilensError(
-            f"text={given[:80]!r} holds no token that the model knows; expected some text"
+            f"text={original[:80]!r} holds no token that the model knows; expected some text"
         )
     if len(ids) > max_tokens(config):
         raise BilensError(
@@ -121,13 +121,13 @@ def padding(ids: Int[Tensor, "*texts time"], tokenizer: Any, config: Any) -> Int
     if pad is None or ids.shape[-1] < 2:
         return ids.new_zeros(ids.shape[:-1])
     counts = (ids == pad).long().cumprod(-1).sum(-1)
-    following = ids.gather(-1, counts.clamp(max=ids.shape[-1] - 1)[..., None])[..., 0]
+    next_ids = ids.gather(-1, counts.clamp(max=ids.shape[-1] - 1)[..., None])[..., 0]
     others = [begin, of.eos_token_id, getattr(of, "unk_token_id", None), _unknown(tokenizer)]
     others.append(getattr(config, "bos_token_id", None))
     # Without a tokenizer the first number may be any.
     is_word = tokenizer is None or pad in others
     least = (
-        torch.where(following == begin, 0, int(is_word))
+        torch.where(next_ids == begin, 0, int(is_word))
         if begin not in (None, pad)
         else int(is_word)
     )
@@ -178,10 +178,10 @@ def ids_within_text(name: str, tokenizer: Any) -> list[int]:
         return plain_ids(name, tokenizer)
     # A word is apart from the one before it, a comma or a new line is not.
     after = f" {name}" if name[:1].isalnum() else name
-    before, both = plain_ids(word, tokenizer), plain_ids(word + after, tokenizer)
-    if both[: len(before)] != before:
+    before, ids = plain_ids(word, tokenizer), plain_ids(word + after, tokenizer)
+    if ids[: len(before)] != before:
         return plain_ids(name, tokenizer)
-    return both[len(before) :]
+    return ids[len(before) :]
 
 
 def check_text(name: str, text: str) -> None:

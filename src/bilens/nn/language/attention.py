@@ -114,8 +114,8 @@ class Attention(nn.Module):
             v_first: values of the first block, for `value_mix`.
         """
         qk, v = self._queries_keys(x, pos_embed, rope), self.values(x, v_first)
-        mixed = self.attend(qk, v, mask, cache)
-        return self.out(rearrange(mixed, "b h t d -> b t (h d)"))
+        output = self.attend(qk, v, mask, cache)
+        return self.out(rearrange(output, "b h t d -> b t (h d)"))
 
     def attention_pattern(
         self,
@@ -189,10 +189,10 @@ class Attention(nn.Module):
     def _queries_keys(
         self, x: Tensor, pos_embed: Tensor | None, rope: Rope | None, *, normed: bool = True
     ) -> QueriesKeys:
-        read = x if pos_embed is None else x + pos_embed
+        inputs = x if pos_embed is None else x + pos_embed
 
         def heads(linear: nn.Linear) -> Tensor:
-            rows = self._heads(linear(read))
+            rows = self._heads(linear(inputs))
             if self.qk_norm and normed:
                 rows = functional.rms_norm(rows, rows.shape[-1:])
             return rows if rope is None else rotate(rows, rope)
@@ -287,8 +287,8 @@ class DifferentialAttention(Attention):
         (q1, k1), (q2, k2) = qk
         if cache is not None:
             # A cache holds one array of keys for each layer, so both are kept side by side.
-            both, v = cache.update(torch.cat([k1, k2], -1), v, self.layer)
-            k1, k2 = both.chunk(2, -1)
+            keys, v = cache.update(torch.cat([k1, k2], -1), v, self.layer)
+            k1, k2 = keys.chunk(2, -1)
         first, second = (_mixed(q, k, v, mask, self.scale) for q, k in ((q1, k1), (q2, k2)))
         return first - self.diff_lambda * second
 
@@ -401,10 +401,10 @@ class ProductAttention(Attention):
         (q1, k1), *others = qk if inside else self._with_constants(qk)
         second = [x for pair in others for x in pair]
         q1, k1, v, *second = _in_one_precision(q1, k1, v, *second)
-        added = constant[0] / self.scale if constant is not None and inside else None
+        start = constant[0] / self.scale if constant is not None and inside else None
         options: dict[str, Any] = {
             "scale": self.scale**2,
-            "constant": added,
+            "constant": start,
             "normalised": self.norm == "sum",
             "seen": None if mask is None else mask[:, 0, 0],
         }

@@ -179,11 +179,11 @@ class LanguageModel(transformers.PreTrainedModel, transformers.GenerationMixin):
         """Upload the model as transformers does, with a model card if the hub has none."""
         token = options.get("token")
         has_card = file_exists(repo_id, CARD_NAME, token=token)
-        pushed = super().push_to_hub(repo_id, **options)  # type: ignore[arg-type]
+        result = super().push_to_hub(repo_id, **options)  # type: ignore[arg-type]
         if not has_card:
             card = model_card(self.config.to_diff_dict(), self.name_or_path, repo_id)
             card.push_to_hub(repo_id, token=token)
-        return pushed
+        return result
 
     def get_output_embeddings(self) -> nn.Module:
         """Return the unembedding, which `tie_word_embeddings` may share."""
@@ -221,8 +221,8 @@ class LanguageModel(transformers.PreTrainedModel, transformers.GenerationMixin):
             states = Cache(layers=[StateLayer() for _ in self.blocks])
             cache = states if self._keeps_state() else DynamicCache(config=self.config)
         if position_ids is None:
-            seen = cache.get_seq_length() if cache is not None else 0
-            times = torch.arange(seen, seen + input_ids.shape[1], device=input_ids.device)
+            past = cache.get_seq_length() if cache is not None else 0
+            times = torch.arange(past, past + input_ids.shape[1], device=input_ids.device)
             position_ids = times[None]
         x, pos_embed, rope = self.embed_text(input_ids, position_ids)
         mask = self._mask(x, attention_mask, cache, position_ids)
