@@ -1,4 +1,8 @@
-"""Checks of arguments against annotations, and of the numbers that they hold."""
+"""Checks of arguments against annotations, and of the numbers that they hold.
+
+The decorator stands in place of `jaxtyping.jaxtyped` with a type checker, which does not switch
+autocast and inference mode off, and whose error is not one sentence about one argument.
+"""
 
 import inspect
 import math

@@ -1,4 +1,7 @@
-"""Files that are complete or absent: written under a temporary name, then renamed."""
+"""Files that are complete or absent: written under a temporary name, then renamed.
+
+Libraries for this, such as atomicwrites, write no folders.
+"""
 
 import json
 import os

@@ -1,4 +1,7 @@
-"""The Hugging Face hub, and the folders that replace it."""
+"""The Hugging Face hub, and the folders that replace it.
+
+`datasets` and `huggingface_hub` load; what is here keeps them from asking a hub that is away.
+"""
 
 import os
 from collections.abc import Iterator, Mapping

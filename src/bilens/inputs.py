@@ -1,4 +1,7 @@
-"""Texts and images by name, or those that a model was trained on, for analyses of a model."""
+"""Texts and images by name, or those that a model was trained on, for analyses of a model.
+
+`datasets` and `bilens.data` load by name; only the record of a training knows the rest.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path

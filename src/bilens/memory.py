@@ -102,7 +102,7 @@ def memory_errors() -> Iterator[None]:
 
 
 def _limits() -> Iterator[int]:
-    # psutil knows the machine's memory, but neither the limit of a container nor that of ulimit.
+    # psutil would save three of these lines and not know the limit of a container.
     try:
         lines = dict(line.split(":", 1) for line in MEMINFO.read_text().splitlines())
         yield 1024 * int(lines["MemAvailable"].split()[0])

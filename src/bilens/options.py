@@ -122,6 +122,7 @@ def check_circuit_options(level: Level, keep: float, size: int | None, *, heads:
 
 def _separated(text: str, sign: str, thing: str, separators: str) -> tuple[str, ...]:
     """Return what stands between the signs of a text; quotes are as in CSV."""
+    # The module csv takes a line end, which may be a token, for the end of a row.
     field = rf'(?:"(?:[^"]|"")+"|[^"{sign}][^{sign}]*)'
     separator = re.escape(sign)
     if not re.fullmatch(f"{field}(?:{separator}{field})*", text):

@@ -1,4 +1,8 @@
-"""The processes of `torchrun`: which of them this is, and how it leaves the others."""
+"""The processes of `torchrun`: which of them this is, and how it leaves the others.
+
+accelerate's own calls give up when a group has waited for half an hour, and do not tell the others
+of an error in one process.
+"""
 
 import atexit
 import gc

@@ -75,7 +75,10 @@ def is_drawn_in_notebook() -> bool:
 
 
 class _Lines(tqdm):
-    """A bar as lines of the log, the first after 5 seconds."""
+    """A bar as lines of the log, the first after 5 seconds.
+
+    `tqdm.contrib.logging` does the opposite: it prints the lines of a log above a bar.
+    """
 
     monitor_interval = 0  # no thread: there is nothing to redraw
 

@@ -71,7 +71,7 @@ def shown(value: object) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """A table with a caption, whose cells are formatted by column.
+    """A table with a caption, formatted by column; pandas would show six decimals of all.
 
     Attributes:
         columns: The cells, by column or as a data frame.
