@@ -133,7 +133,7 @@ def _draw_cuts(axes: Axes, stages: Stages, rows: list[Row]) -> None:
         if layer is not None and lines:
             axes.vlines(
                 layer - 0.5,
-                min(lines),
+                min(lines) + MIDDLE - 0.3,  # below the name of a head
                 max(lines) + 1,
                 color=INK,
                 linewidth=1,
