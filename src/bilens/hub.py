@@ -12,7 +12,7 @@ from typing import Any
 
 from huggingface_hub import constants, errors, get_session
 
-from bilens.errors import DataError
+from bilens.errors import BilensError, DataError
 from bilens.lazy_imports import datasets
 
 HTTPError = errors.HTTPError  # type: ignore[attr-defined]  # of its http client
@@ -32,10 +32,20 @@ def hub_options(source: str | Path) -> dict[str, Any]:
     return {"local_files_only": True} if silent else {}
 
 
+PLACE = ("revision", "token", "cache_dir", "local_files_only", "subfolder", "force_download")
+"""Options of a loading that say where files are."""
+
+
 def place_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those of the options of a loading that say where files are, for each of its files."""
-    names = ("revision", "token", "cache_dir", "local_files_only", "subfolder", "force_download")
-    return {name: options[name] for name in names if name in options}
+    """Return those of the options of a loading that say where each of its files is."""
+    return {name: options[name] for name in PLACE if name in options}
+
+
+def check_used(kind: str, options: Mapping[str, Any], *used: str) -> None:
+    """Raise if a loading is asked for what models of a kind do not use."""
+    for name, value in options.items():
+        if name not in used and value is not None and value is not False:
+            raise BilensError(f"{name}={value!r} is not used by {kind}; leave it out")
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from torch import nn
 
 from bilens.checks import checked
 from bilens.errors import BilensError
-from bilens.hub import place_options
+from bilens.hub import PLACE, check_used, place_options
 from bilens.lazy_imports import lazy_import
 from bilens.nn import ImageClassifier
 from bilens.nn.checkpoint import read_config
@@ -69,18 +69,25 @@ def load(
         CheckpointError: the model is missing or damaged, or a weight is NaN.
         NotBilinearError: your own module is neither.
         BilensError: the structure of the model or the device is not known, your own module is on
-            another device, or `device_map` is given beside `device` or `low_memory`.
+            another device, an option is not used by the kind of model, or `device_map` is given
+            beside `device` or `low_memory`.
     """
+    options = {**hub, "low_memory": low_memory, "input_shape": input_shape}
     if isinstance(source, nn.Module):
         _check_place(source, device)
-        return _open_module(source, input_shape)
+        return _open_module(source, options)
     if hub.get("device_map") is not None:
         _check_map(hub["device_map"], device, low_memory)
+    else:
+        of_map = {name: hub.get(name) for name in ("max_memory", "offload_folder")}
+        check_used("a model without device_map", of_map)
     device, source = check_device("cpu" if device is None else device), find_model(source)
     place = place_options(hub)
     settings = {} if Path(source).suffix in FILES else read_config(source, **place)
     if settings.get("model_type") == ImageClassifier.model_type:
+        check_used("an image classifier", options, *PLACE)
         return ImageClassifier.from_pretrained(source, device=device, **hub).requires_grad_(False)
+    check_used("a model of a folder or a file", {"input_shape": input_shape})
     check_docstrings()
     result = loading.open_any(source, low_memory=low_memory, **hub)
     model: Any = result.requires_grad_(False)
@@ -95,15 +102,18 @@ def load(
     return view
 
 
-def _open_module(module: nn.Module, input_shape: Sequence[int] | None) -> Any:
+def _open_module(module: nn.Module, options: Mapping[str, Any]) -> Any:
     if isinstance(module, TensorChain):
+        check_used("a model that is open", options)
         return module
     transformer.families.check_merged(module)
     # Models of transformers have a type in their configuration, and are no stacks of layers.
     is_transformer = hasattr(getattr(module, "config", None), "model_type")
     if is_transformer or type(module).__name__ in transformer.families.known_families():
+        check_used("a transformer that is open", options)
         return transformer.ResidualModel(module)
-    return TensorStack(module, input_shape)
+    check_used("a stack of layers that is open", options, "input_shape")
+    return TensorStack(module, options["input_shape"])
 
 
 def _check_place(module: nn.Module, device: torch.device | str | None) -> None:

@@ -4,12 +4,14 @@ import contextlib
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models
+from torch import nn
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 import bilens
@@ -17,8 +19,10 @@ from bilens.cli import main
 from bilens.convert import loading, open_model, open_tokenizer, save_model
 from bilens.convert.loading import find_tokenizer
 from bilens.convert.weights import read_weights
-from bilens.errors import CheckpointError
+from bilens.errors import BilensError, CheckpointError
 from bilens.memory import MemoryLimitError
+from bilens.nn import ClassifierConfig, ImageClassifier
+from tests.convert.foreign import IMAGES, state_of, write
 from tests.convert.gguf_files import gguf_file
 from tests.families import tiny
 from tests.models import check_same_model, toy_tokenizer
@@ -52,6 +56,58 @@ def test_weights_that_stay_in_their_files_are_the_same(tmp_path, family, dtype):
         for weight in weights.values():
             weight.zero_()
     assert all(path.read_bytes() == content for path, content in files.items())
+
+
+OPTIONS: dict[str, Any] = {
+    **{"low_memory": True, "input_shape": (5,), "dtype": torch.float64, "device_map": "auto"},
+    **{"max_memory": {"cpu": "9GB"}, "offload_folder": "offload", "colour": "red"},
+    **{"revision": "main", "cache_dir": "cache"},
+}
+PLACES = {"revision", "cache_dir"}
+USED: dict[str, set[str]] = {
+    "transformer": {"low_memory", "dtype", "device_map", *PLACES},
+    "gguf": {"low_memory", "dtype"},
+    "layout": {"dtype", *PLACES},
+    "images": PLACES,
+    "open transformer": set(),
+    "open stack": {"input_shape"},
+    "open classifier": set(),
+}
+"""Options of a loading by the kind of model that uses them."""
+
+
+class Product(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) * x
+
+
+@pytest.fixture(scope="module")
+def of_kinds(tmp_path_factory):
+    """A folder, a file or a module of each kind, by its name."""
+    folder = tmp_path_factory.mktemp("kinds")
+    llama, classifier = (
+        tiny("llama", dtype=torch.float32),
+        ImageClassifier(ClassifierConfig(25, 4, 8)),
+    )
+    save_model(folder / "llama", llama, toy_tokenizer())
+    classifier.save_pretrained(folder / "images")
+    return {
+        "transformer": folder / "llama",
+        "gguf": gguf_file(llama, "llama").write(folder),
+        "layout": write(folder / "layout", IMAGES, state_of(IMAGES, torch.float32)),
+        "images": folder / "images",
+        "open transformer": llama,
+        "open stack": nn.Sequential(Product(5, 5), nn.Linear(5, 3)),
+        "open classifier": classifier.eval(),
+    }
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("kind", USED)
+def test_what_a_kind_of_model_does_not_use_is_refused_by_name(of_kinds, kind, option):
+    refused = pytest.raises(BilensError, match=option)
+    with contextlib.nullcontext() if option in USED[kind] else refused:
+        bilens.load(of_kinds[kind], **{option: OPTIONS[option]})
 
 
 def test_weights_in_fp8_are_dequantised_on_load(tmp_path):

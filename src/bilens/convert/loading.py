@@ -25,7 +25,7 @@ from bilens.convert.gguf_tokenizer import gguf_tokenizer
 from bilens.data.texts import tokenize
 from bilens.errors import CheckpointError
 from bilens.files import UNFINISHED, check_downloaded, check_target, file_errors, written_whole
-from bilens.hub import hub_options, place_options
+from bilens.hub import PLACE, check_used, hub_options, place_options
 from bilens.memory import check_memory
 from bilens.nn import ImageClassifier
 from bilens.nn.card import write_card
@@ -86,7 +86,7 @@ def open_any(source: str | Path, *, low_memory: bool = False, **hub: Any) -> nn.
             do not fit together, or the model is quantised.
     """
     if Path(source).suffix == ".gguf":
-        _check_unplaced(source, hub)
+        check_used("a .gguf file", hub, "dtype")
         return _open_gguf(Path(source), low_memory=low_memory, **hub)
     hub |= hub_options(source)
     place = place_options(hub)
@@ -98,7 +98,7 @@ def open_any(source: str | Path, *, low_memory: bool = False, **hub: Any) -> nn.
     _check_no_adapter(source, **place)
     layout = layouts.find_layout(settings)
     if layout is not None:
-        _check_unplaced(source, hub)
+        check_used("a released checkpoint", hub | {"low_memory": low_memory}, "dtype", *PLACE)
         model, dtype = layout.open(source, settings, **place), hub.get("dtype")
         return model if dtype in (None, "auto") else model.to(dtype)
     _check_plain(source, settings)
@@ -107,15 +107,6 @@ def open_any(source: str | Path, *, low_memory: bool = False, **hub: Any) -> nn.
         if settings.get("quantization_config"):
             config.quantization_config["dequantize"] = True
     return _open_transformer(source, config, low_memory=low_memory, **hub)
-
-
-def _check_unplaced(source: str | Path, hub: Mapping[str, Any]) -> None:
-    """Raise if devices are given for the parts of a model that transformers does not open."""
-    if hub.get("device_map") is not None:
-        raise CheckpointError(
-            f"device_map={hub['device_map']!r}, but {source} is not opened by transformers, which "
-            "places layers; leave it out, or save it as a model of transformers first"
-        )
 
 
 def _open_transformer(
@@ -456,7 +447,7 @@ def _marked(config: Any, **marks: Any) -> Iterator[None]:
         vars(config).update(before)
 
 
-def _open_gguf(path: Path, dtype: Any = None, *, low_memory: bool = False, **_: Any) -> nn.Module:
+def _open_gguf(path: Path, dtype: Any = None, *, low_memory: bool = False) -> nn.Module:
     if find_spec("gguf") is None:
         raise CheckpointError(
             f"{path} is a GGUF file, which takes the package gguf: pip install gguf"
