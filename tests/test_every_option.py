@@ -1,5 +1,6 @@
 """Every option of every command changes the result, or is refused by name."""
 
+import json
 import re
 import shlex
 from collections.abc import Iterator
@@ -195,6 +196,15 @@ def test_no_number_of_a_record_is_a_text(name, sources, tmp_path, monkeypatch, c
     # Of digits, a class is named by its number.
     texts = texts_of({key: value for key, value in record.items() if key != "class_names"})
     assert not [text for text in texts if re.search(r"\d", text) and ONLY_NUMBERS.fullmatch(text)]
+
+
+@pytest.mark.parametrize("name", {name.split()[0]: name for name in RUNS}.values())
+def test_what_a_command_says_last_is_in_its_record(name, sources, tmp_path, monkeypatch, capsys):
+    work_beside(sources, tmp_path, monkeypatch)
+    main([*RUNS[name][0], "--json"])
+    shown = capsys.readouterr()
+    said = re.findall(r"^(?:\w+: )?[A-Z\d].* .*[a-z0-9)%]\.$", shown.err, re.MULTILINE)
+    assert "\n".join(said) == json.loads(shown.out).get("answer", "")
 
 
 @pytest.mark.parametrize("name", [name for name in RUNS if name.split()[0] in built_in()])

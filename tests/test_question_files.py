@@ -122,17 +122,20 @@ def test_a_field_in_quotes_may_hold_lines(path):
         *((content, "holds no line") for content in ("", "# only\n\n", "text\ttoken\n")),
         ("a\tb\n", "line 1 has 2 columns; expected, separated by tabs, the text"),
         ("a\tb\tc\td\te\tf\tg\n", "line 1 has 7 columns; expected"),
-        ("#\n\na b c d\n", "line 3: it has no tab: columns are separated by tabs, not by"),
+        (
+            "#\n\na b c d\n",
+            "line 3: expected columns with tabs between them, and not spaces: the text, the",
+        ),
         (
             "text token minus against\na b c d\n",
-            "line 1: it has no tab: .*; expected, separated by tabs, the",
+            "line 1: expected columns with tabs between them, and",
         ),
-        ("a,b,c,d\n", "line 1: it has no tab: .* by commas only below a header"),
+        ("a,b,c,d\n", "line 1: expected a header such as text,token,minus,against above"),
         (
             "Sentence;Answer;Foil\n",
-            "line 1: it has no tab: .* begins with text,token,minus,against",
+            "line 1: expected a header such as text,token,minus,against above",
         ),
-        *((row, "line 1: it looks like JSON, which") for row in ("[\n", ' {"a": 1}\n')),
+        *((row, "line 1: expected JSON in a .jsonl file") for row in ("[\n", ' {"a": 1}\n')),
         ("text\ttoken\tminus\nx\ty\n", "line 2 has 2 columns, expected 3, as the header has"),
         ("text\ttoken\tminus\tother\n", "line 1 is a header with .* 'other'; expected text and"),
         ("text\tminus\n", "line 1 is a header with the columns 'text', 'minus'; expected"),
@@ -189,7 +192,7 @@ def test_what_does_not_fit_the_model_is_said_with_its_line(view, path, line, mes
 def test_a_file_is_checked_before_there_is_a_model(path, capsys, command):
     path.write_text(f"{GOOD}a b c d\n")
     message = refusal(capsys, command, "no-such-model", "--questions", path)
-    assert "q.tsv, line 2: it has no tab: columns" in message
+    assert "q.tsv, line 2: expected columns with tabs" in message
     assert message.count("error") == 1
 
 

@@ -95,8 +95,8 @@ class Reading:
         return True
 
     def answer(self) -> str:
-        """Return what it says, in sentences; empty where its numbers say it all."""
-        return ""
+        """Return what it says, in sentences, by default those among its facts."""
+        return "\n".join(text for fact in self.facts() if (text := fact_text(*fact))[-1:] == ".")
 
     def facts(self) -> list[Fact]:
         """Return its main numbers, a name and a value each."""

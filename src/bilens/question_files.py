@@ -226,15 +226,12 @@ def _records(
 
 
 def _without_tabs(line: str) -> str:
-    """Return why a line that has no tab may be no question."""
+    """Return what is expected in place of a line that has no tab."""
     if line.lstrip()[:1] in ("[", "{"):
-        return "it looks like JSON, which is read from .jsonl files, a question in each line"
+        return "expected JSON in a .jsonl file, with a question, such as {...}, in each line"
     if "," in line or ";" in line:
-        return (
-            "it has no tab: columns are separated by commas only below a header with their names, "
-            "which begins with text,token,minus,against"
-        )
-    return "it has no tab: columns are separated by tabs, not by spaces"
+        return "expected a header such as text,token,minus,against above columns without tabs"
+    return f"expected columns with tabs between them, and not spaces: {EXPECTED}"
 
 
 def _question(place: str, fields: list[str], header: Sequence[str]) -> QuestionLine:
@@ -246,7 +243,7 @@ def _question(place: str, fields: list[str], header: Sequence[str]) -> QuestionL
         raise BilensError(f"{has}, expected {len(header)}, as the header has")
     if not header and not 3 <= n <= len(COLUMNS):
         if n == 1:
-            has = f"{place}: {_without_tabs(fields[0])}"
+            raise BilensError(f"{place}: {_without_tabs(fields[0])}")
         raise BilensError(f"{has}; expected, separated by tabs, {EXPECTED}")
     values = dict.fromkeys(COLUMNS, "") | dict(zip(names, fields, strict=False))
     for name in ("text", "token"):

@@ -81,6 +81,7 @@ def test_what_the_model_prefers_is_said(token, minus):
     assert reading.title.startswith("Why") == (better == token != there)
     alone = answer_question(VIEW, Question(FIRST, token, (minus,)), ablate=3)
     assert alone.flow.values[0] == pytest.approx(a)
+    assert " the neutral one, by" in alone.preference
     if alone.title.startswith("Why"):
         assert alone.title.endswith(f"after “{FIRST}”, and not after the neutral text?")
     else:

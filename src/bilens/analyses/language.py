@@ -107,7 +107,7 @@ def lens(
         prompt: The text.
         against: A second text of as many tokens; by default the neutral one, all of whose tokens
             but the first have the mean embedding of the vocabulary.
-        layers: Number of layers that are shown, evenly spaced.
+        layers: Most layers that are shown, evenly spaced; a larger number shows all.
         k: Most tokens that a cell is said to raise, and to lower.
     """
     from bilens.flows import read_lens

@@ -99,11 +99,8 @@ def check_processes(args: Sequence[str]) -> None:
         return
     if os.environ.get("RANK", "0") != "0":
         sys.exit(1)
-    raise BilensError(
-        f"bilens {name} runs in one process, and torchrun started {os.environ['WORLD_SIZE']}: "
-        f"start it without torchrun. These commands share their work: {', '.join(DIVIDED)} "
-        "(linearise with --steps)"
-    )
+    without = " without --steps" * (name in DIVIDED)
+    raise BilensError(f"bilens {name}{without} runs in one process: start it without torchrun")
 
 
 def check_outputs(settings: Mapping[str, Any]) -> None:

@@ -28,6 +28,7 @@ from bilens.errors import BilensError
 from bilens.options import Positional
 from bilens.sections import ContextLine, Table, captioned, fact_text, signed
 from bilens.settings import Between
+from bilens.shipped import find_model
 
 Files = tyro.conf.UseAppendAction[tuple[Path, ...]]
 """An option that may be given several times."""
@@ -132,6 +133,7 @@ def analysis_command(entry: Analysis) -> Command:
 
     def check(settings: Mapping[str, Any]) -> None:
         entry.check(settings)
+        find_model(settings["model"])
         _targets(settings["output"], settings)
 
     return Command(partial(run_analysis, entry), entry.about, parameters, check)
@@ -238,8 +240,7 @@ def command_line(entry: Analysis, model: str, settings: Mapping[str, Any]) -> st
 def show_reading(reading: Reading) -> None:
     """Print the facts, tables and texts of a reading; sentences, such as its answer, come last."""
     texts = [fact_text(name, value) for name, value in reading.facts()]
-    answers = [text for text in texts if text.endswith(".")]
-    if numbers := [text for text in texts if text not in answers]:
+    if numbers := [text for text in texts if text[-1:] != "."]:
         out.print(", ".join(numbers))
     for section in reading.sections():
         # What a page folds away is for looking up.
@@ -257,8 +258,8 @@ def show_reading(reading: Reading) -> None:
                 out.print(f"\n{caption}", style="bold", highlight=False)
                 for line in part.lines:
                     out.print(coloured(line))
-    if answers := [*answers, *filter(None, [reading.answer()])]:
-        out.print("\n".join(answers), soft_wrap=not out.is_terminal)
+    if answer := reading.answer():
+        out.print(answer, soft_wrap=not out.is_terminal)
 
 
 def write_reading(reading: Reading, path: Path, about: str = "") -> None:

@@ -270,9 +270,12 @@ class FlowReading(Reading):
         """Return what is preferred in both runs: two names that may be the same."""
         after, text = ("after", "text") if self._are_texts else ("in", "run")
         first, second = names
+        both, last = f"both {text}s", "the second"
+        if self.question.is_neutral:
+            both, last = "this text and the neutral one", "the neutral one"
         if first == second:
-            return f"{first} {after} both {text}s"
-        return f"{first} {after} the first {text} and {second} {after} the second"
+            return f"{first} {after} {both}"
+        return f"{first} {after} the first {text} and {second} {after} {last}"
 
     @property
     def _are_texts(self) -> bool:

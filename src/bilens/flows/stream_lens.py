@@ -118,7 +118,7 @@ def read_lens(
         text: a text, or its tokens' numbers.
         against: the second text, of as many tokens, since one that only one text has changes what
             each layer sees beside the stream; or another second run, see `bilens.flow`.
-        layers: number of layers that are shown, evenly spaced; the first is one of them.
+        layers: most layers that are shown, evenly spaced; the first is one of them.
         k: most tokens that a cell is said to raise, and to lower.
 
     Raises:

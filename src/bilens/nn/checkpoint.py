@@ -2,7 +2,6 @@
 
 import os.path
 from dataclasses import asdict
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -20,7 +19,6 @@ from bilens.files import check_downloaded, read_json_object, write_json, write_s
 from bilens.hub import HTTPError, hub_options
 from bilens.nn.card import CARD_NAME, model_card
 from bilens.settings import read_settings
-from bilens.shipped import STORY
 
 CONFIG_NAME: str = constants.CONFIG_NAME
 ADAPTER_NAME = "adapter_config.json"
@@ -146,11 +144,8 @@ def fetch(source: str | Path, name: str, **hub: Any) -> Path:
             else f"Check the name and the connection. `hf download {source}` on a machine with a "
             "connection fetches it for use offline; a folder of this machine is given by its path."
         )
-        is_near = get_close_matches(str(source).lower(), [STORY.name], cutoff=0.7)
-        hint = "Did you mean story, the model that comes with bilens? " if is_near else ""
         raise CheckpointError(
             f"{source} is not a directory here, and {name} could not be fetched from the hub. "
-            + hint
             + remedy
         ) from error
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from bilens.analysis import Reading
 from bilens.figures.sheet import SERIES, Figure, add_legend, image_html, new_figure, styled
-from bilens.sections import Panel, Picture, Section, Table, captioned, distinct, plain
+from bilens.sections import Panel, Picture, Section, Table, captioned, distinct, fact_text, plain
 
 
 def import_page(reading: Reading) -> None:
@@ -82,8 +82,9 @@ def table_plot(reading: Reading) -> Figure:
 
 
 def record_of(reading: Reading) -> dict[str, Any]:
-    """Return the numbers of a reading for JSON: its plain fields, or its facts and tables."""
-    return plain(reading) if reading.has_plain_fields else facts_and_tables(reading)
+    """Return a reading for JSON: its answer, and its plain fields, or its facts and tables."""
+    record = plain(reading) if reading.has_plain_fields else facts_and_tables(reading)
+    return {"answer": answer, **record} if (answer := reading.answer()) else record
 
 
 def facts_and_tables(reading: Reading) -> dict[str, Any]:
@@ -91,9 +92,8 @@ def facts_and_tables(reading: Reading) -> dict[str, Any]:
 
     No entry takes the place of another of its name; see `Reading.tables`.
     """
-    entries: list[tuple[str, Any]] = [(name, plain(value)) for name, value in reading.facts()]
-    if answer := reading.answer():
-        entries.insert(0, ("answer", answer))
+    facts = (fact for fact in reading.facts() if fact_text(*fact)[-1:] != ".")
+    entries: list[tuple[str, Any]] = [(name, plain(value)) for name, value in facts]
     for name, part in captioned(reading.sections()):
         rows = plain(part.frame) if isinstance(part, Table) else list(map(asdict, part.lines))
         entries.append((name, rows))
