@@ -61,13 +61,8 @@ test-wheel: dist
 
 # Both commands of README as on a machine with nothing else: in a clone, without a browser, data and
 # files of the user. Only pip's downloads are shared.
-bare:
-	folder=$$(mktemp -d) && git clone --quiet . $$folder/bilens && mkdir $$folder/home && \
-	cache=$$($(PYTHON) -m pip cache dir) && cd $$folder/bilens && \
-	for command in demo test; do \
-		env -u BILENS_DATA -u PYTHONPATH HOME=$$folder/home PIP_CACHE_DIR=$$cache BILENS_NO_BROWSER=1 \
-			VENV=$$folder/venv $(MAKE) $$command || exit 1; \
-	done && rm -rf $$folder
+bare: $(VENV)/installed-dev
+	$(BIN)/python -m benchmarks.bare
 
 check: $(VENV)/installed-dev
 	$(BIN)/ruff format --check .

@@ -53,7 +53,7 @@ GROUPS = {
 """Headings of the page, and the names of their files."""
 OF_THE_PROJECT = (
     *("agreement", "cost", "families", "many", "size", "story", "users"),
-    *("products", "quantised", "two_words", "unseen_templates"),
+    *("products", "quantised", "unseen_templates"),
 )
 """Files that the page leaves out: about the project itself, or with their numbers elsewhere."""
 PLACES = {"Images": "images", "Language models": "language", "Circuits and flows": "circuits"}
