@@ -261,7 +261,11 @@ def test_reasons_are_the_same_wherever_a_file_is_named_from(view, tmp_path, monk
     flow_table(view, tmp_path / "q.tsv", tmp_path / "rows")
     monkeypatch.chdir(tmp_path)
     flow_table(view, "q.tsv", "rows")
-    assert rows_in(tmp_path / "rows")["reason"].iloc[1].startswith("line 2: it has no tab: ")
+    assert (
+        rows_in(tmp_path / "rows")["reason"]
+        .iloc[1]
+        .startswith("line 2: expected columns with tabs")
+    )
 
 
 def test_shares_are_those_of_all_rows_of_a_kind(view, tmp_path):

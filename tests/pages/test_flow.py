@@ -60,6 +60,14 @@ def test_edges_are_those_of_the_graph(split_flow, content):
     assert json.loads(json.dumps(asdict(content)))["edges"]
 
 
+def test_labels_are_explained_only_where_nodes_have_them(split_flow, content):
+    """Those of texts of unlike length have none."""
+    for effect in ("raises a", ""):
+        nodes = tuple(replace(node, effect=effect) for node in content.nodes)
+        sections = reading_of(split_flow, replace(content, nodes=nodes)).sections()
+        assert any("(raises)" in section.text for section in sections) is bool(effect)
+
+
 def test_every_table_adds_up(split_flow, content):
     total = sum(node.flow for node in split_flow.nodes)
     assert node_table(split_flow, content)["flow"].sum() == pytest.approx(total)

@@ -29,7 +29,7 @@ cluster = lazy_import("sklearn.cluster", install=".[train]")
 SHARD = 512
 """Questions of a file of rows."""
 SHOWN = 5
-"""Strongest parts of a kind or a cluster, its examples, and reasons that are shown."""
+"""Strongest parts of a kind or a cluster, and reasons that are shown."""
 SAMPLE = 2048
 """Questions, drawn from all, of which clusters are found."""
 MOST = 8
@@ -203,7 +203,7 @@ def _signed(rows: Any, parts: Sequence[str]) -> tuple[Tensor, Tensor]:
 
 
 def _clusters(sample: Any, parts: Sequence[str]) -> Columns:
-    """Return a row for each cluster: its kinds, what tells its parts from others, and examples."""
+    """Return a row for each cluster: its kinds, its parts beside others, and a question."""
     flows, _ = _signed(sample, parts)
     # Shares of the flow of all parts, so that a question with a small change counts as much.
     shares = (flows / flows.abs().sum(1, keepdim=True).clamp(min=1e-30)).numpy()
@@ -216,9 +216,9 @@ def _clusters(sample: Any, parts: Sequence[str]) -> Columns:
         strongest = from_mean.argsort()[::-1][:SHOWN]
         of_parts = ", ".join(f"{parts[i]} {center[i]:+.0%}" for i in strongest)
         kinds = ", ".join(f"{kind} {n}" for kind, n in members["kind"].value_counts().items())
-        examples = members.drop_duplicates("text").head(SHOWN)
-        texts = [f"“{x.text}”{x.token}, “{x.against}”" for x in examples.itertuples()]
-        rows.append((len(rows) + 1, size, kinds, of_parts, "; ".join(texts)))
+        x = members.iloc[0]
+        nearest = f"“{x.text}”{x.token}, “{x.against}”"
+        rows.append((len(rows) + 1, size, kinds, of_parts, nearest))
     names = ["cluster", "questions", "kinds", "shares of all flow", "nearest to the center"]
     return by_column(names, rows)
 

@@ -8,7 +8,8 @@ window.bilensFlow = (place, graph, remove) => {
   const LEFT = 34, LETTER = 6.7, LINE = 14, TOKEN = 3.65, LONGEST_TOKEN = 22;
   const STYLES = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-dasharray", "opacity", "font"];
   const KEY = ["square: head, with a line from the token it attends to", "circle: MLP or token",
-    "blue raises the logit, red lowers it; area: how much", "raises, lowers: next tokens that the part makes more or less likely"];
+    "blue raises the logit, red lowers it; area: how much",
+    ...(graph.nodes.some((n) => n.effect) ? ["raises, lowers: next tokens that the part makes more or less likely"] : [])];
   const LEAVES = ["token", "choice"];
 
   const shape = (tag, attributes, parent, text = "") => {

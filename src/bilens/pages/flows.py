@@ -65,10 +65,14 @@ def flow_sections(reading: FlowReading) -> list[Section]:
         "Positions are across, layers upwards. A square is a head: its line comes from the "
         "token that it attends to. A circle is an MLP at a position, or a token. Area is "
         "|flow|; blue raises the logit, red lowers it. Curves are the edges with the largest "
-        "weight on paths to the logit. A node is named by the next tokens that its change "
-        "makes more likely (raises) or less likely (lowers), carried forward exactly. At every "
-        "node as much flows in as flows out. Select a node to see its own edges."
+        "weight on paths to the logit. At every node as much flows in as flows out. Select a node "
+        "to see its own edges."
     )
+    if any(node.effect for node in reading.page.nodes):
+        legend += (
+            " A node is named by the next tokens that its change makes more likely (raises) or "
+            "less likely (lowers), carried forward exactly."
+        )
     if any(node.sink for node in reading.page.nodes):
         names = " and ".join(f'"{reading.page.tokens[p]}" ({p})' for p in reading.page.sinks)
         legend += (
