@@ -205,7 +205,9 @@ def test_numbers_of_things_have_limits():
 def test_labels_are_numbers_of_classes():
     checks.check_labels(torch.tensor([0, 2, 1]), 3)
     for wrong in ([0, 3], [-1, 0]):
-        with pytest.raises(BilensError, match="labels holds .*, expected numbers of"):
+        with pytest.raises(
+            BilensError, match="labels holds .*, expected 0 to 2, numbers of classes"
+        ):
             checks.check_labels(torch.tensor(wrong), 3)
     with pytest.raises(BilensError, match="labels is empty"):
         checks.check_labels(torch.tensor([], dtype=torch.long), 3)

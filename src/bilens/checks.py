@@ -226,8 +226,4 @@ def check_labels(labels: Tensor, n_classes: int) -> None:
     """Raise unless there is at least one label and every label is a class from 0 on."""
     if not len(labels):
         raise BilensError("labels is empty, expected at least one sample")
-    if labels.min() < 0 or labels.max() >= n_classes:
-        raise BilensError(
-            f"labels holds {int(labels.min())} to {int(labels.max())}, expected numbers of "
-            f"classes, 0 to {n_classes - 1}"
-        )
+    check_numbers("labels", labels, n_classes, "numbers of classes")

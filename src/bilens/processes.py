@@ -103,16 +103,8 @@ def from_main_process(call: Callable[[], Any]) -> Any:
 
     The others would wait forever for what is never opened.
     """
-    message: list[Any] = [None]
-    if this_process().is_main_process:
-        try:
-            message = [call()]
-        except BilensError as error:
-            message = [error]
-    accelerate.utils.broadcast_object_list(message)
-    if isinstance(message[0], BilensError):
-        raise message[0]
-    return message[0]
+    is_first = this_turn()[0] == 0
+    return in_all_processes("this command", call if is_first else lambda: None)[0]
 
 
 def _leave_group() -> None:

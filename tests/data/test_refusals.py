@@ -169,8 +169,10 @@ ARGUMENTS = {
         *sentences(Grammar(), "lily ate", "[BOS] ate", "[BOS] lily tom", "[BOS] tom pie"),
         *sentences(DeepGrammar(), "[BOS] map one", "[BOS] code )", "[BOS] tale near", "[BOS] red"),
     ],
-    "^train_labels holds 2, expected 0 to 1$": pixels(train_labels=torch.tensor([0, 2])),
-    "^test_labels holds -1, expected 0 to 1$": pixels(test_labels=torch.tensor([-1])),
+    "^train_labels holds the number 2, expected 0 to 1, numbers of": pixels(
+        train_labels=torch.tensor([0, 2])
+    ),
+    "^test_labels holds the number -1, expected 0 to 1, ": pixels(test_labels=torch.tensor([-1])),
     r"^test_labels is a tensor of shape \(2,\) and": pixels(test_labels=torch.tensor([0, 1])),
     "^test_labels is a .*float32, expected a tensor o": pixels(test_labels=torch.tensor([0.0])),
     "^test_images holds NaN or infinite value": pixels(test_images=torch.full((1, 4), math.nan)),
@@ -276,8 +278,8 @@ SETS = {
     r": test_labels is .* \(4,\) .* beside .*test_images \(5, 12\)": mnist({3: LABELS[:4]}),
     r"train_images has shape \(0, .*\), expected \(count, ": mnist({0: IMAGES[:0], 1: LABELS[:0]}),
     r"train_images has shape .*, expected \(count, ": mnist({0: IMAGES[:, :0], 2: IMAGES[:5, :0]}),
-    ": train_labels holds 10, expected 0 to 9$": mnist({1: LABELS + 1}),
-    ": test_labels holds 10, expected 0 to 9$": mnist({3: LABELS[:5] + 6}),
+    ": train_labels holds the number 10, expected 0 to 9, ": mnist({1: LABELS + 1}),
+    ": test_labels holds the number 10, expected 0 to 9, ": mnist({3: LABELS[:5] + 6}),
     **{
         f"^name={re.escape(repr(name))}, {NAMED}$": lambda name=name: load_images(name)
         for name in ("", "MNIST", "no/such/folder", "x" * 5000, "null\0byte")

@@ -49,7 +49,9 @@ def run(attention, cached=None, **options):
 
 MISUSE = {
     r"labels is a tensor of shape \(4,\)": lambda: accuracy(0, 0, 0, 0),
-    "labels holds 0 to 3, expected numbers of classes, 0 to 2": lambda: accuracy(0, 1, 2, 3, 0),
+    "labels holds the number 3, expected 0 to 2, numbers of classes": lambda: accuracy(
+        0, 1, 2, 3, 0
+    ),
     "cut has 4 inputs and 2 outputs; expected 5 and 2": cut_to_other_sizes,
     "d_in and d_out to be equal; they are 3 and 4": lambda: GatedLayer(3, 4, residual=True),
     "name='tanh', expected one of identity, sigmoid, relu": lambda: Gate("tanh"),

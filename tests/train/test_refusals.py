@@ -136,8 +136,8 @@ CONVERTED = {
     r"layers=\[2\], expected some of 0 to 1": lines(layers=[2]),
     r"layers=\[\], expected some of 0 to 1": lines(layers=[]),
     "budget=-1.0, expected a finite number, at least 0 and .* or none": lines(budget=-1.0),
-    r"texts holds the number \d+, expected token ids from 0 to": lines(texts=texts() + VOCAB),
-    r"held_out holds the number -\d+, expected token ids": lines(held_out=texts() - VOCAB),
+    r"texts holds the number \d+, expected 0 to .*, token ids": lines(texts=texts() + VOCAB),
+    r"held_out holds the number -\d+, expected 0 to": lines(held_out=texts() - VOCAB),
     r"shape \(3, 1\), expected at least one text, of 2 to": lines(texts=texts()[:, :1]),
     r"held_out has shape \(0, 12\), expected at least one text, of": lines(held_out=texts(0)),
     r"texts has shape \(3, 48\), .* of 2 to 24 tokens, the positions": lambda: linearise(

@@ -31,7 +31,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from bilens.analysis import Reading
-from bilens.checks import check_finite, checked
+from bilens.checks import check_finite, check_numbers, checked
 from bilens.errors import BilensError, DataError
 from bilens.files import check_downloaded, visible_paths
 from bilens.hub import IN_FOLDER, hub_split, is_folder, named_folder
@@ -148,11 +148,7 @@ class ImageData(Reading):
             if labels.is_meta:
                 continue
             check_finite(**{f"{split}_images": images})
-            wrong = labels[(labels < 0) | (labels >= self.n_classes)]
-            if len(wrong):
-                raise DataError(
-                    f"{split}_labels holds {wrong[0]}, expected 0 to {self.n_classes - 1}"
-                )
+            check_numbers(f"{split}_labels", labels, self.n_classes, "numbers of classes")
 
     @property
     def n_inputs(self) -> int:

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import PreTrainedModel, TrainerCallback, TrainerState
 
-from bilens.checks import check_weights, checked
+from bilens.checks import check_numbers, check_weights, checked
 from bilens.convert import Swish, gates, give_swish
 from bilens.data import Corpus
 from bilens.errors import BilensError
@@ -361,12 +361,7 @@ def _check_tokens(name: str, texts: Int[Tensor, "texts time"], config: Any) -> N
             f"{name} has shape {tuple(texts.shape)}, expected at least one text, of 2 to {most} "
             "tokens, the positions of the model"
         )
-    least, most = int(texts.min()), int(texts.max())
-    if least < 0 or most >= vocab_size:
-        raise BilensError(
-            f"{name} holds the number {least if least < 0 else most}, expected token ids from 0 to "
-            f"{vocab_size - 1}"
-        )
+    check_numbers(name, texts, vocab_size, "token ids")
 
 
 def anneal(
