@@ -443,13 +443,15 @@ class ResidualModel:
         A text after padding has those of the text alone, and its padding has zeros.
         """
         check_ids(self.vocab_size, ids)
-        starts = padding(ids, self.tokenizer, self.model.config).tolist()
-        if any(starts):
-            rows = []
-            for row, start in enumerate(starts):
-                logits = self.logits(ids[row : row + 1, start:])[0]
-                rows.append(nn.functional.pad(logits, (0, 0, start, 0)))
-            return torch.stack(rows)
+        starts = padding(ids, self.tokenizer, self.model.config)
+        if starts.any():
+            # Texts with as much padding run together.
+            groups = {i: self.logits(ids[starts == i, i:]) for i in starts.unique().tolist()}
+            some = next(iter(groups.values()))
+            logits = some.new_zeros((*ids.shape, some.shape[-1]))
+            for start, of_texts in groups.items():
+                logits[starts == start, start:] = of_texts
+            return logits
         with wide_passes(self.model):
             output = run(self.model, ids.to(self.device))
         return getattr(output, "logits", output).to(self.places.dtype)
