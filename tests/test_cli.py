@@ -166,6 +166,7 @@ def test_deep_models_are_read_by_their_paths(deep_run, capsys):
     assert load_file(deep_run / "paths.safetensors")["vectors"].shape == (50, 64)
 
 
+@pytest.mark.long
 def test_deep_models_are_cut_to_few_directions(deep_run, capsys):
     options = ["--drop", "0.05", "--metric", "weights", "--arrays", "deep"]
     shown = output_of(capsys, "bonds", "deep", *options)
@@ -408,6 +409,7 @@ WRITING = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", WRITING)
 def test_files_are_written_though_a_reader_closes_early(tmp_path, name):
     words = [sys.executable, "-m", "bilens", *WRITING[name], "--output", name]

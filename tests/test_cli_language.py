@@ -117,6 +117,7 @@ def test_the_report_of_a_language_model(run, capsys):
     assert "Eigenvectors of dog minus cat, bird" in (run / "report.html").read_text()
 
 
+@pytest.mark.long
 def test_the_model_that_comes_with_bilens_has_its_name_alone(tmp_path, monkeypatch, capsys):
     """Without data, a network, and a place on this machine in any text."""
     monkeypatch.chdir(tmp_path)

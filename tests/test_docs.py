@@ -79,6 +79,7 @@ def place(runs, tmp_path, monkeypatch):
         yield
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("place")
 @pytest.mark.parametrize("page", BLOCKS, ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_code_runs(page):

@@ -36,6 +36,8 @@ from bilens.transformer import ResidualModel
 from tests.families import of_order_one
 from tests.nightly import nightly
 
+pytestmark = pytest.mark.long
+
 STORY, LLAMA, OPT, BARE_LLAMA, BARE_OPT = MODELS = (
     *("the story model", "a random Llama", "an unknown family"),
     *("a Llama without a tokenizer", "an unknown family without a tokenizer"),

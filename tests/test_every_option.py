@@ -22,6 +22,8 @@ from tests.families import tiny
 from tests.models import random_model, toy_tokenizer
 from tests.nightly import nightly
 
+pytestmark = pytest.mark.long
+
 ELSEWHERE = {"output", "figure", "width", "figures", "viewer", "save_graph", "arrays", "device"}
 ELSEWHERE |= {"device_map", "low_memory", "directions"}
 """Options of places and formats, and of where the same numbers are computed."""

@@ -32,6 +32,8 @@ from tests.models import TOKENS, random_text
 from tests.nightly import nightly
 from tests.transformer.test_intact import rotating
 
+pytestmark = pytest.mark.long
+
 LENGTH = 8
 QUESTIONS = []
 for seed in range(4):

@@ -44,6 +44,7 @@ def test_each_call_is_a_result_without_nan_or_a_refusal(n_tokens, monkeypatch, t
     assert not found, "\n".join(map(str, found))
 
 
+@pytest.mark.long
 def test_a_few_functions_by_day(monkeypatch, tmp_path):
     """Those of which a value of 0, NaN or infinity was an error or silently something else."""
     world = World(30)

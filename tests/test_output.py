@@ -118,6 +118,7 @@ def test_a_page_of_others_is_left_alone(name, capsys):
     assert page.read_text() == "<p>mine"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", nightly([name for name in WRITERS if name not in LONG], BRIEF))
 def test_the_target_of_a_link_is_written(name):
     Path("elsewhere").mkdir()

@@ -75,6 +75,7 @@ def test_the_top_level_names():
     assert all(hasattr(bilens, name) for name in bilens.__all__)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("alone", nightly([True, False], [False]))
 def test_a_first_session_takes_few_names(tmp_path, monkeypatch, alone):
     """At night in a process of its own, where nothing else has imported a room."""

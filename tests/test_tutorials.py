@@ -16,6 +16,8 @@ from tests.brief import BRIEF
 from tests.command_line import ROOT
 from tests.models import random_model, toy_tokenizer
 
+pytestmark = pytest.mark.long
+
 TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
 EACH = pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
 LIMIT = 180  # seconds of a cell; one that trains takes a minute on two idle cores

@@ -28,6 +28,8 @@ from tests.families import family_view
 from tests.models import small_config, small_corpus
 from tests.two_processes import ASKED, TRAINING, anneal_gated, circuits, tensorise_gated
 
+pytestmark = pytest.mark.long
+
 SCRIPT = ROOT / "tests" / "two_processes.py"
 
 

@@ -272,6 +272,7 @@ def test_questions_may_come_one_by_one(view, right, many):
     assert sentence(reading) == sentence(many)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("find", [partial(circuit, level="parts"), circuit, task_directions])
 def test_passes_without_room_run_again_and_are_not_kept(view, right, find, monkeypatch):
     longer = [replace(q, text=f"t1 {q.text}", against=f"t1 {q.against}") for q in MANY]

@@ -7,6 +7,8 @@ from bilens.errors import BilensError
 from experiments import autoencoder as recipe
 from tests.tensor.factors import close, dense, normal, random_tensor
 
+pytestmark = pytest.mark.long
+
 
 def planted(samples: int = 4000, seed: int = 0):
     """Sparse positive mixtures of known directions."""

@@ -6,6 +6,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from tests.nightly import nightly
 
+pytestmark = pytest.mark.long
+
 KINDS = (
     *("llama", "opt", "mixtral", "mamba", "rwkv", "qwen3_next", "deepseek_v32", "zamba", "bart"),
     *("nanochat", "inkling2_text", "longcat_flash", "zaya", "gemma3", "apertus"),

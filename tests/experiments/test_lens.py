@@ -11,6 +11,8 @@ from transformers import AutoTokenizer
 from tests.families import tiny
 from tests.models import VOCAB, random_model, random_text, toy_tokenizer
 
+pytestmark = pytest.mark.long
+
 MODELS = [
     {},
     {"n_layers": 2, "attention": "bilinear", "norm": "layer", "positions": "learned"},

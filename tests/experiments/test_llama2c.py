@@ -12,6 +12,8 @@ import bilens
 from bilens.errors import CheckpointError
 from tests.experiments.tiny import write_gzip
 
+pytestmark = pytest.mark.long
+
 D, H, N, HEADS, KV, VOCAB, TIME = 16, 20, 2, 4, 2, 30, 12
 D_HEAD = D // HEADS
 

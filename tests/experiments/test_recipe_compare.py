@@ -17,6 +17,8 @@ from experiments import compare
 from tests.experiments.tiny import check_outcome
 from tests.models import small_config, small_corpus
 
+pytestmark = pytest.mark.long
+
 TRAINING = LanguageTraining(
     epochs=2, batch_size=8, learning_rate=1e-2, save_every=3, evaluate_every=2, target_loss=4.27
 )

@@ -1,5 +1,6 @@
 from itertools import combinations
 
+import pytest
 import torch
 from experiments.context import RecipeContext
 from experiments.extrema import in_random_directions, local_maxima, run
@@ -9,6 +10,8 @@ from hypothesis import strategies as st
 from bilens.tensor import QuadraticForm
 from tests.models import digit_model, digits
 from tests.tensor.factors import close, normal, random_tensor
+
+pytestmark = pytest.mark.long
 
 
 def form_of(Q: torch.Tensor) -> QuadraticForm:

@@ -9,6 +9,8 @@ from experiments.context import RecipeContext
 from experiments import induction
 from tests.experiments.tiny import check_outcome
 
+pytestmark = pytest.mark.long
+
 
 def test_words_come_again_after_a_period():
     ids, again = induction.draw(200, torch.Generator().manual_seed(0))

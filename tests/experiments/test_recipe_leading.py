@@ -13,6 +13,8 @@ from tests.experiments.test_recipes_deep import DeepContext
 from tests.experiments.tiny import check_outcome
 from tests.models import digit_model, digits
 
+pytestmark = pytest.mark.long
+
 
 class Context(DeepContext):
     """The tiny context, with the width of models whose paths are counted."""

@@ -9,6 +9,8 @@ from bilens.errors import DataError
 from experiments import linear_gates as recipe
 from tests.experiments.tiny import check_rows, save_llama, write_gzip
 
+pytestmark = pytest.mark.long
+
 
 def test_lines_are_fitted_and_measured_in_all_layers_and_in_each_alone(tmp_path, monkeypatch):
     words, draw = ["the", "dog", "sees", "a", "cat", "and", "runs"], random.Random(0)

@@ -14,6 +14,8 @@ from experiments import pairs, pretrained, tasks
 from experiments import patching as recipe
 from tests.experiments.tiny import save_llama
 
+pytestmark = pytest.mark.long
+
 
 class TinyContext(RecipeContext):
     def choose(self, small, paper):

@@ -11,6 +11,8 @@ from experiments import products
 from tests.experiments.test_recipes_single_layer import TinyContext
 from tests.experiments.tiny import check_outcome
 
+pytestmark = pytest.mark.long
+
 STORY = "once upon a time there was a little girl named lily . she loved to play {} in the park ."
 
 

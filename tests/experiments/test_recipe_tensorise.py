@@ -17,6 +17,8 @@ from tests.experiments import test_llama2c as llama2c
 from tests.experiments.tiny import check_rows
 from tests.models import random_model
 
+pytestmark = pytest.mark.long
+
 SIZES = {"tokens": 2 * 2 * 8, "length": 8, "calibration_tokens": 64, "layer_steps": 1}
 SIZES |= {"pattern_steps": 2, "batch_size": 2, "sample_batch": 8}
 TINY = replace(recipe.SMALL, **SIZES)

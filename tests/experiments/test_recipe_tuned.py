@@ -10,6 +10,8 @@ from bilens.flows import Question
 from experiments import tuned as recipe
 from tests.experiments.tiny import check_outcome, save_llama
 
+pytestmark = pytest.mark.long
+
 NAMES, HOMES = ("a", "b", "c", "d", "e", "f"), ("rome", "paris", "cairo")
 
 

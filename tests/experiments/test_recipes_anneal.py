@@ -10,6 +10,8 @@ from experiments import anneal as recipe
 from tests.experiments import test_llama2c as llama2c
 from tests.experiments.tiny import check_outcome, write_gzip
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def data(tmp_path, monkeypatch):

@@ -29,6 +29,8 @@ from tests.models import digit_model, digits
 from tests.nightly import nightly
 from tests.tensor.factors import close, dense, normal, random_tensor, shapes
 
+pytestmark = pytest.mark.long
+
 FIGURES = {
     "case_digits": {"digits-12", "digits-16"},
     "case_svd": {"components", "singular_values", "bottleneck", "reproducibility"},

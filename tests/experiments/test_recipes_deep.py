@@ -24,6 +24,8 @@ from tests.experiments.tiny import check_outcome
 from tests.models import digit_model, digits
 from tests.nightly import nightly
 
+pytestmark = pytest.mark.long
+
 FIGURES = {
     "fig6": {"spectrum-3", "branches-3"},
     "masks": {"targeted", "fooled", "masks"},

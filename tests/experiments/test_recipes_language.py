@@ -24,6 +24,8 @@ from experiments import story
 from tests.experiments.tiny import check_rows, write_gzip
 from tests.models import grammar_view, random_model
 
+pytestmark = pytest.mark.long
+
 STORY = f'{PROMPT} {{0}} . he likes to swim and {{1}} . the girl said , " i like it too ! "'
 TEXTS = [STORY.format(a, b) for a in ("Dog", "cat", "fish", "bird") for b in VERBS]
 

@@ -27,6 +27,8 @@ from tests.models import digit_model, digits
 from tests.nightly import nightly
 from tests.tensor.factors import normal
 
+pytestmark = pytest.mark.long
+
 FIGURES = {
     "fig2": {"eigenvectors", "spectrum-1", "eigenvectors-1"},
     "fig3": {"truncation"},

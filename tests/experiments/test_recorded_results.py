@@ -13,6 +13,8 @@ from bilens.errors import BilensError
 from experiments import results
 from tests.refusals import refused
 
+pytestmark = pytest.mark.long
+
 ROW = Row("eigenvectors, d = 300", 19.2, 17.5, 20.9, 5, baselines={"PCA": 43}, source=20, held=True)
 
 

@@ -12,6 +12,8 @@ from experiments.small_layers import ANGLE, TILTED, U, V, along, ends, spectrum,
 
 from tests.experiments.tiny import check_outcome
 
+pytestmark = pytest.mark.long
+
 
 def test_xor_has_two_eigenvectors_of_opposite_signs(monkeypatch):
     monkeypatch.setattr(recipe, "STEPS", 400)

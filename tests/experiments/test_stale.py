@@ -2,9 +2,12 @@
 
 import subprocess
 
+import pytest
 from experiments.stale import code, dependencies, programs
 
 from experiments import stale
+
+pytestmark = pytest.mark.long
 
 
 def test_the_programs_of_a_command():

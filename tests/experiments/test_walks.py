@@ -1,8 +1,11 @@
 """Walks are the rooms that an object visits, each function once."""
 
+import pytest
 from benchmarks.walks import returns, walk
 
 from bilens import files, options, sections
+
+pytestmark = pytest.mark.long
 
 
 def test_a_walk_has_the_rooms_of_functions_that_get_the_object():

@@ -16,6 +16,8 @@ from tests.explore.browser import served
 from tests.explore.test_request_guard import ask
 from tests.models import grammar_view
 
+pytestmark = pytest.mark.long
+
 VISITORS, CLICKS = 4, 40
 TEXTS = (
     ("once lily ate", "once tom ate"),

@@ -32,6 +32,7 @@ def second_of(view, name, text, before):
     }[name]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("second", nightly(SECONDS, SECONDS[:4]))
 @pytest.mark.parametrize("name", nightly(FAMILIES, FAMILIES[:3]))
 def test_a_row_is_the_flow_of_its_token_and_adds_up_to_its_change(name, second):

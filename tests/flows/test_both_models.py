@@ -58,6 +58,7 @@ def test_many_questions_are_each_alone(name):
     assert math.isclose(sum(table.weights.values()) + rest, table.value, abs_tol=10 * allowed)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [*EACH, *nightly(list(MIXTURES), ["qwen3-experts"])])
 def test_layers_that_run_again_have_the_same_flows(name, monkeypatch):
     view, runs = a_view(name), list[int]()
@@ -201,6 +202,7 @@ def test_what_cannot_be_asked_is_refused():
         diffs(view, tuned_from(view), QUESTIONS).path(0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["llama-tied", "gpt2", "gemma3", "qwen3-experts"])
 @pytest.mark.parametrize("low_memory", [False, True])
 def test_weights_stay_what_and_where_they_are(name, low_memory, tmp_path):
@@ -224,6 +226,7 @@ def test_weights_stay_what_and_where_they_are(name, low_memory, tmp_path):
             assert kept.data_ptr() == parameters[side][weight].data_ptr()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("n_bytes", [0, splitting.KEPT_BYTES])
 @pytest.mark.parametrize("name", ["llama", "gpt2", "qwen3-experts"])
 def test_a_graph_is_freed_with_its_rules(name, n_bytes, monkeypatch):

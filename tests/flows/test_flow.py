@@ -117,6 +117,7 @@ def flows(nodes):
     return {node.place: node.flow for node in nodes}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["llama", "gemma3", "olmo2", "neox", "mixtral", *OWN])
 def test_a_long_text_has_the_flow_of_a_kept_one(name, monkeypatch):
     view, ids, other = view_and_texts(name)

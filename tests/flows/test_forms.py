@@ -45,6 +45,7 @@ def view():
     return view_of(n_layers=2, norm="rms")
 
 
+@pytest.mark.long
 def test_questions_are_the_same_in_every_form(view, tmp_path):
     expected = [Question(f"t{i} t4 t5", "t6", "t7", f"t{i} t8 t5") for i in (3, 4, 5, 9, 11)]
     for name, given in forms(tmp_path).items():
@@ -102,6 +103,7 @@ def test_a_model_is_opened_in_every_form(view, tmp_path):
         flow(5, ids[0], 3)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "make_model", [lambda: tiny("llama"), lambda: make("opt")], ids=["llama", "opt"]
 )

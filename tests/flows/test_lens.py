@@ -57,6 +57,7 @@ def test_cuts_add_up_to_the_change_of_all_logits(name):
         assert math.isclose(sum(cells), reading.value, abs_tol=allowed * size)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", EACH)
 def test_weights_of_16_bits_are_widened_for_tangents_too(name):
     """Most models of the hub are stored so: their nodes have labels, and the lens adds up."""

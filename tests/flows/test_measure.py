@@ -26,6 +26,7 @@ def asked(logits):
     return logits[3] - logits[[7, 8]].mean()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name", [*EACH_READ, *nightly(MIXTURES, ("mixtral", "qwen3-experts")), "neox", "gemma3"]
 )

@@ -78,6 +78,7 @@ def test_parts_that_write_nothing_leave_finite_answers(family, silent):
     assert all(isfinite(x) for record in records for x in numbers(record))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("against", ["text", "later", "ids", "embeddings", "texts"])
 def test_runs_that_are_alike_have_finite_answers(view, against):
     text, position = "t1 t2 t3 t4", 2 if against == "later" else -1

@@ -24,6 +24,8 @@ from bilens.transformer.mixing import AttentionCall
 from tests.families import LIKE_LLAMA
 from tests.models import TOKENS
 
+pytestmark = pytest.mark.long
+
 FIRST, SECOND = torch.tensor([5, 6, 7, 8, 9]), torch.tensor([5, 11, 7, 8, 9])
 NARROW = (torch.bfloat16, torch.float16)
 SIZES = {**LIKE_LLAMA, "hidden_size": 32, "intermediate_size": 48}

@@ -138,6 +138,7 @@ def test_all_fields_are_asked_about(view):
     assert {name for name, _ in others(view)} == names
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("consumer", CONSUMERS)
 def test_each_field_changes_the_result_or_is_refused_by_name(view, consumer):
     plain = consumer(view, BASE)
@@ -150,6 +151,7 @@ def test_each_field_changes_the_result_or_is_refused_by_name(view, consumer):
         assert result != plain, (name, question)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("consumer", CONSUMERS)
 def test_a_position_is_the_end_of_a_shorter_text(view, consumer):
     longer = Question("t1 t2 t3 t4 t9", "t5", ("t6",), "t1 t7 t3 t4 t8", "one", position=3)
@@ -205,6 +207,7 @@ def own_log_probabilities(view, text, question):
     return [float(logs[len(ids) + i - 1, token]) for i, token in enumerate(answer)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["gemma2", "gpt2", "own-mixed", "llama"])
 @pytest.mark.parametrize("question", SPOKEN)
 def test_an_answer_of_several_tokens_has_the_log_probability_of_all(name, question):
@@ -222,6 +225,7 @@ def test_an_answer_of_several_tokens_has_the_log_probability_of_all(name, questi
         assert found.measured.change == pytest.approx(abs(case.change))
 
 
+@pytest.mark.long
 def test_an_answer_of_several_tokens_is_given_if_each_is_the_likeliest(view):
     found = 0
     for seed in range(100):

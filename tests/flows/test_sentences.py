@@ -88,6 +88,7 @@ def test_what_the_model_prefers_is_said(token, minus):
         assert f"from the neutral text to “{FIRST}”" in alone.title
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("minus", [(), ("t4", "t5"), ("t6", "t9", "t11")])
 @pytest.mark.parametrize("token", ["t3", "t8", "t12"])
 @pytest.mark.parametrize("target", ["logit", "log-probability", "probability"])
@@ -145,6 +146,7 @@ def spaced_view(scale):
     return ResidualModel(model, PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="?"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scale", [1, 10, 30])
 @pytest.mark.parametrize("text", ["a b c", "c b a", "b b a c"])
 def test_a_far_less_probable_token_than_with_a_space_has_a_hint(scale, text):

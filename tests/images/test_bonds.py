@@ -47,6 +47,7 @@ def test_the_cut_keeps_the_accuracy_on_the_images_it_was_chosen_on(bias):
     assert low < result.held_out.accuracy < high
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("n", [30, 100, 300])
 @pytest.mark.parametrize("drop", [0.001, 0.01, 0.05, 0.2])
 def test_a_cut_that_loses_more_is_promised_as_rarely_as_is_said(n, drop):

@@ -61,6 +61,7 @@ def shortest_by_search(margin, n: int, starts: int = 12) -> float:
     return best
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 @given(st.integers(1, 5), st.integers(0, 10**6))
 def test_the_smallest_change_is_that_of_a_general_solver(kind, n, seed):
@@ -82,6 +83,7 @@ def test_a_margin_that_never_falls_to_zero_has_no_change():
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("hidden", [None, 12])
 @pytest.mark.parametrize("norm", ["none", "scalar"])
 @pytest.mark.parametrize("bias", [False, True])
@@ -187,6 +189,7 @@ def test_what_cannot_be_certified_is_refused():
     assert forms_of(random_tensor(3, 4, 2, 0)).basis.shape == (3, 3)
 
 
+@pytest.mark.long
 def test_the_recipe_states_what_it_measured(monkeypatch):
     for name, value in (("ATTACKED", 40), ("RESTARTS", 2), ("STEPS", 3), ("RANKS", (3,))):
         monkeypatch.setattr(f"experiments.certify.{name}", value)

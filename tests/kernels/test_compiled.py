@@ -11,6 +11,8 @@ import pytest
 
 from tests.kernels.inputs import cases, need_triton
 
+pytestmark = pytest.mark.long
+
 COMPILE = """
 import json, sys, torch
 from tests.kernels.static import CARDS, compiled, launches

@@ -10,6 +10,8 @@ import torch
 from bilens.kernels import bilinear_attention, resume_attention
 from tests.kernels.inputs import cases, each, error, need_triton, random_inputs, results
 
+pytestmark = pytest.mark.long
+
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 

@@ -152,6 +152,7 @@ def test_decoding_with_a_cache_is_decoding_without(**options):
     assert_close(torch.cat(pieces, 1), full)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("options", nightly([{"attention": "bilinear"}, NORMED[0]], NORMED))
 def test_a_model_compiles_as_one_graph(options):
     """`aot_eager` traces both passes, and generates no code, which would take a minute."""

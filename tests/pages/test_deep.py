@@ -28,6 +28,7 @@ def test_a_tree_has_an_edge_for_every_eigenvector(paths):
     assert all(0.75 <= line.get_linewidth() <= 5.25 for line in axes.lines)  # points
 
 
+@pytest.mark.long
 def test_the_report_of_a_deep_model(tmp_path):
     reading = read_deep(small_model(n_layers=2), digits(), k=40)
     bonds = read_bonds(reading.model, reading.data, drop=0.02)

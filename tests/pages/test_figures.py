@@ -80,6 +80,7 @@ def one_of_each(demo):
     return {name: demo[name].figure for name in names}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", nightly(STARTS, ["svg", "png"]))
 def test_one_of_each_kind_is_drawn(one_of_each, tmp_path, kind):
     """All as SVG, and some in the other formats."""

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from importlib import import_module
 
+import pytest
+
 from bilens.analysis import Reading
 from bilens.figures.sheet import Figure
 from bilens.pages import layout, new_figure, plot_of, sections_of
@@ -17,6 +19,7 @@ COMPUTES += ("circuits", "language", "images")
 DRAWS = ("matplotlib", "html", "jinja2", "bilens.figures", "bilens.pages")
 
 
+@pytest.mark.long
 def test_the_page_of_a_reading_is_found_by_its_room():
     """In a process for each room, as importing one page may import others."""
     code = """

@@ -49,6 +49,7 @@ def saved(folder, kind, dtype):
     return folder
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", ROUNDING)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_form_of_the_hub_is_the_model_in_float32_within_rounding(tmp_path, kind, dtype):
