@@ -62,8 +62,13 @@ def run_command(*words: str) -> None:
 
 
 def walks() -> dict[str, list[str]]:
-    """Return the walks of a report's model, of a classifier that is cut, of a question."""
+    """Return the walks of a report's model, of a classifier that is cut, and of questions."""
     found = {}
+    words = ("--prompt", "The girl was sad because", "--token", "she", "--minus", "he")
+    found["a question through flow"] = walk(
+        lambda: run_command("flow", "story", *words, "--against", "The boy was sad because"),
+        lambda value: isinstance(value, Question),
+    )
     with TemporaryDirectory() as folder:
         run, texts = Path(folder, "run"), Path(folder, "texts.txt")
         texts.write_text("<|endoftext|>\n".join(map(STORY.format, range(60))), encoding="utf-8")
