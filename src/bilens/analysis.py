@@ -95,8 +95,14 @@ class Reading:
         return True
 
     def answer(self) -> str:
-        """Return what it says, in sentences, by default those among its facts."""
-        return "\n".join(text for fact in self.facts() if (text := fact_text(*fact))[-1:] == ".")
+        """Return what it says, in sentences; empty where its facts say it all."""
+        return ""
+
+    @property
+    def said(self) -> str:
+        """Its answer, or without one the sentences among its facts."""
+        texts = (fact_text(*fact) for fact in self.facts())
+        return self.answer() or "\n".join(text for text in texts if text[-1:] == ".")
 
     def facts(self) -> list[Fact]:
         """Return its main numbers, a name and a value each."""
