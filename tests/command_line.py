@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -20,6 +21,12 @@ from tests.models import toy_tokenizer
 
 ROOT = Path(__file__).parents[1]
 OWN_PATHS = {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
+
+
+def others(text: str) -> dict[str, str | None]:
+    """Return another value of each option; None for a flag."""
+    pairs = (word.partition("=") for word in shlex.split(text))
+    return {name: value if equals else None for name, equals, value in pairs}
 
 
 def output_of(capsys: Any, *args: object) -> str:

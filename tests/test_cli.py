@@ -93,13 +93,6 @@ def test_a_run_is_not_overwritten(run, capsys, caplog):
 
 
 @pytest.mark.parametrize(
-    ("text", "number"), [("105M", 105_000_000), ("0.5b", 500_000_000), ("-1", -1), ("2k", 2000)]
-)
-def test_whole_numbers_may_be_short(text, number):
-    assert whole_number(text) == number
-
-
-@pytest.mark.parametrize(
     "command", ["flow story", "lens story", "train images", "linearise model", "demo", "doctor"]
 )
 @pytest.mark.parametrize("rank", [0, 1])
@@ -118,23 +111,18 @@ def test_what_does_not_share_its_work_refuses_several_processes(command, rank, m
     assert not any(map(cli.check_processes, [words.split() for words in shared]))
 
 
-@given(st.decimals(0, 9_999, places=3), st.sampled_from("KMBkmb"))
+@given(st.decimals(-9_999, 9_999, places=3), st.sampled_from("KMBkmb"))
 def test_whole_numbers_are_exact(number, unit):
     expected = number * {"K": 10**3, "M": 10**6, "B": 10**9}[unit.upper()]
-    assert whole_number(f"{number:f}{unit}") == expected
+    assert whole_number(f"{number:f}{unit}") == whole_number(f"{expected:.0f}") == expected
 
 
 @pytest.mark.parametrize(
     ("command", "message"),
     [
         ("train images --data nothing", "nothing"),
-        ("train images --epochs 0", "epochs=0, expected a whole number, at least"),
-        ("train images --seeds 0", "seeds=0, expected a whole number, at least 1"),
-        (f"train images --seed {2**64}", "seed=18446744073709551616, expected a"),
         ("train images --learning-rate inf", "--learning-rate=inf, expected a finite"),
-        ("train images --weight-decay -1", "--weight-decay=-1.0, expected a finite"),
         ("train images --epochs many", "'many', expected a whole number such as 1000000"),
-        ("train images --device abacus", "--device='abacus' cannot be used here"),
         ("train images --resume --output void", "Nothing to resume"),
         ("report run --data void", "name='void', expected digits"),
         ("process run", "run holds ImageClassifier, expected a language model; bilens.load"),
@@ -143,7 +131,6 @@ def test_whole_numbers_are_exact(number, unit):
             (f"{command} --prompt a", "Did you mean story, the model that comes with")
             for command in ("flow storie", "lens STORY", "report Story")
         ),
-        ("report story --token grl", "--token=grl, expected a single token"),
         ("ngrams story --token grl --layer 0", "it is cut into |gr|##l|; the nearest are girl"),
         ("circuit story", "nothing is asked; expected either --prompt TEXT"),
         ("ngrams run --token girl", "run holds ImageClassifier, and `bilens ngrams` reads languag"),

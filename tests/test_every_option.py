@@ -17,7 +17,7 @@ from bilens.cli import COMMANDS, commands_of, main
 from bilens.cli.commands import read_words
 from bilens.cli.readings import command_line
 from bilens.convert import save_model
-from tests.command_line import in_json, of_command, work_beside, write_sources
+from tests.command_line import in_json, of_command, others, work_beside, write_sources
 from tests.families import tiny
 from tests.models import random_model, toy_tokenizer
 from tests.nightly import nightly
@@ -27,12 +27,6 @@ pytestmark = pytest.mark.long
 ELSEWHERE = {"output", "figure", "width", "figures", "viewer", "save_graph", "arrays", "device"}
 ELSEWHERE |= {"device_map", "low_memory", "directions"}
 """Options of places and formats, and of where the same numbers are computed."""
-
-
-def others(text: str) -> dict[str, str | None]:
-    """Return another value of each option; None for a flag."""
-    pairs = (word.partition("=") for word in shlex.split(text))
-    return {name: value if equals else None for name, equals, value in pairs}
 
 
 QUESTIONS = "t3 t4 t5\tt6\tt7\tt3 t8 t5\tone\nt4 t5 t6\tt7\tt9\tt9 t5 t6\tone\n"

@@ -6,16 +6,16 @@ import pytest
 import torch
 
 from bilens.analyses import language
-from bilens.circuits import Cases, circuit, patch
+from bilens.circuits import Cases, circuit
 from bilens.circuits.controls import verdict
-from bilens.circuits.measures import Split, find_circuit, part_effects
+from bilens.circuits.measures import Split, find_circuit
 from bilens.circuits.patching import parts_in
 from bilens.circuits.reading import _of_the_others, curve_said
 from bilens.circuits.search import HIGHEST, SLACK, search_circuit
 from bilens.errors import BilensError
 from bilens.flows import Question
 from bilens.options import KEEP
-from tests.flows.flows import QUESTIONS, answered, check_gradient, write_questions
+from tests.flows.flows import QUESTIONS, answered, check_gradient
 from tests.models import view_of
 
 # Two templates of one task; the words differ.
@@ -152,29 +152,6 @@ def test_the_circuit_of_a_model_with_known_parts_is_these():
     assert found.measured.restored.value == pytest.approx(1)
 
 
-def test_effects_of_parts_are_their_patches(view):
-    asked, cases = QUESTIONS[0], Cases.of(view, QUESTIONS[:1])
-    patches = patch(view, asked.text, asked.token, minus=asked.minus, against=asked.against)
-    by_part, change = patches.frame().set_index("part"), cases.cases[0].change
-    found = part_effects(cases, cases.everything)
-    for effect in found:
-        expected = by_part.loc[str(effect.part)]
-        assert effect.noising * change == pytest.approx(expected["noising"])
-        assert effect.denoising * change == pytest.approx(expected["denoising"])
-
-
-def test_what_is_left_is_that_of_everything_else(view):
-    cases = Cases.of(view, QUESTIONS[:2])
-    found = find_circuit([Split("", cases, cases, cases)], 0.9)
-    assert found.others.equal(~found.mask)
-    f = cases.faithfulness(found.others[None].double())
-    assert found.measured.left.value == pytest.approx(float(f[0]))
-
-
-def section(reading, title):
-    return next(x for x in reading.sections() if x.title == title)
-
-
 def test_several_tasks_have_a_matrix(view, templates):
     others = [replace(question, task="two", template="") for question in templates[1]]
     first = [replace(question, template="") for question in templates[0]]
@@ -249,11 +226,3 @@ def test_one_question_has_parts_at_positions(view):
     assert KEEP <= found.search.sizes[int(found.search.mask.sum())][0] <= HIGHEST
     assert "of the change on this question" in reading.facts()[-1][1]
     assert len(reading.sections()) == 3
-
-
-def test_questions_come_from_a_file(tmp_path, view):
-    path = tmp_path / "pairs.tsv"
-    write_questions(path, answered(view, QUESTIONS))
-    reading = language.circuit(view, questions=str(path))
-    assert reading.circuits[0].measured.questions == 2
-    assert reading.question.text in [asked.text for asked in QUESTIONS[2:]]

@@ -71,21 +71,6 @@ def test_no_node_has_no_effect(against):
 
 
 @pytest.mark.parametrize("name", FEW)
-def test_a_head_of_one_position_has_the_effect_of_its_patch(name):
-    view, (first, second) = family_view(name), some_text()[:2]
-    if view.layer(0).heads.out_norm is not None:
-        pytest.skip("a norm after the heads mixes them")
-    with exact_norms():
-        flows = flow(view, first, DIRECTION, position=0, against=second, labels=0)
-        patched = patch(view, first, DIRECTION, position=0, against=second)
-        for head in range(view.n_heads):
-            (node,) = nodes_of(flows, kind="head", layer=1, number=head)
-            (result,) = measure(view, flows, [node])
-            expected = float(patched.heads[1, head])
-            assert -result.actual == pytest.approx(expected, rel=1e-5, abs=1e-8)
-
-
-@pytest.mark.parametrize("name", FEW)
 def test_all_tokens_removed_together_leave_no_change(name):
     """Runs of both texts exchange all of their tokens; the flow of the group counts once."""
     view, (first, second) = family_view(name), some_text()[:2]

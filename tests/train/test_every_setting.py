@@ -13,38 +13,33 @@ from bilens.cli import main
 from bilens.cli.training import Architecture, train_images, train_language
 from bilens.nn.settings import LanguageSettings
 from bilens.train.settings import ClassifierTraining, LanguageTraining
-from tests.command_line import write_pictures
+from tests.command_line import others, write_pictures
 from tests.nightly import nightly
 from tests.train.runs import lines, timeless
 
 ELSEWHERE = {"output", "device", "report_to", "save_every", "resume"}
 """Options of where, how safely and how observed the same weights are trained."""
-KINDS: dict[str, tuple[Any, tuple[Any, ...], list[str], dict[str, str]]] = {
+OF_IMAGES = others(
+    "data=pictures data_dir=nowhere seeds=2 d_model=9 n_layers=2 d_hidden=5 gate=relu "
+    "beta=0.5 norm=rms epochs=3 batch_size=50 learning_rate=0.01 seed=1 weight_decay=0.1 "
+    "input_noise=0 latent_noise=1 decay=0.5 bias residual"
+)
+OF_TEXTS = others(
+    "data=others.txt data_dir=nowhere clean=tinystories preset=paper vocab_size=50 "
+    "d_model=16 n_layers=2 n_heads=4 n_kv_heads=1 d_hidden=9 n_ctx=9 mlp=relu norm=rms "
+    "positions=learned attention=squared attention_scale=2 attention_norm=rms "
+    "attention_constant qk_norm bias mlp_bias=out norm_eps=0.1 value_mix embed_mix "
+    "logit_cap=1 rope_base=100 rope_bfloat16 precision=bf16 initializer_range=0.1 "
+    "tie_word_embeddings batch_size=16 learning_rate=0.01 weight_decay=1 warmup=0.5 "
+    "accumulate=2 log_every=1 evaluate_every=1 evaluate_texts=1 seed=1 target_loss=100 "
+    "epochs=1 optimizer=muon"
+)
+KINDS: dict[str, tuple[Any, tuple[Any, ...], list[str], dict[str, str | None]]] = {
     "images": (
         train_images,
         (Architecture, ClassifierTraining),
         ["--data", "digits", "--epochs", "2", "--d-model", "8"],
-        {
-            "data": "pictures",
-            "data_dir": "nowhere",
-            "seeds": "2",
-            "d_model": "9",
-            "n_layers": "2",
-            "d_hidden": "5",
-            "gate": "relu",
-            "beta": "0.5",
-            "norm": "rms",
-            "epochs": "3",
-            "batch_size": "50",
-            "learning_rate": "0.01",
-            "seed": "1",
-            "weight_decay": "0.1",
-            "input_noise": "0",
-            "latent_noise": "1",
-            "decay": "0.5",
-            "bias": "",
-            "residual": "",
-        },
+        OF_IMAGES,
     ),
     "language": (
         train_language,
@@ -54,50 +49,7 @@ KINDS: dict[str, tuple[Any, tuple[Any, ...], list[str], dict[str, str]]] = {
             *("--n-heads", "2", "--d-hidden", "8", "--n-ctx", "8", "--epochs", "0.5"),
             *("--evaluate-every", "5"),
         ],
-        {
-            "data": "others.txt",
-            "data_dir": "nowhere",
-            "clean": "tinystories",
-            "preset": "paper",
-            "vocab_size": "50",
-            "d_model": "16",
-            "n_layers": "2",
-            "n_heads": "4",
-            "n_kv_heads": "1",
-            "d_hidden": "9",
-            "n_ctx": "9",
-            "mlp": "relu",
-            "norm": "rms",
-            "positions": "learned",
-            "attention": "squared",
-            "attention_scale": "2",
-            "attention_norm": "rms",
-            "attention_constant": "",
-            "qk_norm": "",
-            "bias": "",
-            "mlp_bias": "out",
-            "norm_eps": "0.1",
-            "value_mix": "",
-            "embed_mix": "",
-            "logit_cap": "1",
-            "rope_base": "100",
-            "rope_bfloat16": "",
-            "precision": "bf16",
-            "initializer_range": "0.1",
-            "tie_word_embeddings": "",
-            "batch_size": "16",
-            "learning_rate": "0.01",
-            "weight_decay": "1",
-            "warmup": "0.5",
-            "accumulate": "2",
-            "log_every": "1",
-            "evaluate_every": "1",
-            "evaluate_texts": "1",
-            "seed": "1",
-            "target_loss": "100",
-            "epochs": "1",
-            "optimizer": "muon",
-        },
+        OF_TEXTS,
     ),
 }
 """By kind: its function and settings, a short training, and another value of each option."""

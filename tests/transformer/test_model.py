@@ -190,19 +190,6 @@ def test_every_family_is_tested():
     assert tested == {name for name in known_families() if not name.startswith("Made")}
 
 
-def test_texts_go_in_as_strings_or_ids(view):
-    ids = view.ids("t7 t3 t9")
-    assert ids.tolist()[-3:] == [7, 3, 9]
-    assert torch.equal(view.ids(ids), ids)
-    torch.testing.assert_close(Pass.of(view, "t7 t3 t9").logits, Pass.of(view, ids).logits)
-
-
-def test_directions_by_name_or_number(view):
-    assert view.token("t7") == 7
-    assert torch.equal(view.direction(7, [3, 9]), view.direction("t7", minus=["t3", 9]))
-    assert torch.equal(view.direction("t7", minus="t3"), view.direction(7, minus=3))
-
-
 def test_weights_of_two_types_are_refused():
     """The model itself does not run."""
     model = small_llama(30)
