@@ -1,7 +1,8 @@
 """Files of questions: a text, the token after it, and a second text in each line.
 
 Nothing here imports torch: a file is read and checked before a model is loaded. The module csv
-reads it, and not pandas, since errors name the line, and a file may be longer than memory.
+reads it, and not pandas, which fills the fields of a short line in silence, takes a # within a text
+for a comment, and does not say from which line a row is.
 """
 
 import csv
@@ -62,8 +63,8 @@ def stream_lines(path: str | Path) -> Iterator[QuestionLine | BilensError]:
     lines = _numbered(path, file)
     separator, header, is_empty = "\t", list[str](), True
     for i, line in lines:
-        if found := _header(f"{path}, line {i}", line):
-            separator, header = found
+        if match := _header(f"{path}, line {i}", line):
+            separator, header = match
             break
         if line.strip() and line[:1] != "#":
             lines = chain([(i, line)], lines)
@@ -170,8 +171,8 @@ def _numbered(path: str | Path, file: Path) -> Iterator[tuple[int, str]]:
     try:
         check_downloaded(file, "questions", BilensError)
         # Bytes of other encodings become halves of pairs of letters.
-        with file.open(encoding="utf-8", errors="surrogateescape", newline="") as opened:
-            for i, line in enumerate(opened, 1):
+        with file.open(encoding="utf-8", errors="surrogateescape", newline="") as lines:
+            for i, line in enumerate(lines, 1):
                 # Text in UTF-16 has zero bytes, as packed files have.
                 if wrong := re.search("[\0\udc80-\udcff]", line):
                     byte = ord(wrong[0]) - 0xDC00 if wrong[0] != "\0" else 0
@@ -188,12 +189,12 @@ def _header(place: str, line: str) -> tuple[str, list[str]] | None:
     """Return the separator and the columns of a header; None of another line."""
     for separator in "\t,;":
         names = [name.strip(' "\r\n').lower() for name in line.split(separator)]
-        known = [name for name in names if name[:1] != "#"]
-        is_whole = {"text", "token"} <= {*known} <= {*COLUMNS}
+        columns = [name for name in names if name[:1] != "#"]
+        is_whole = {"text", "token"} <= {*columns} <= {*COLUMNS}
         if is_whole and len({*names}) == len(names):
             return separator, names
         # No question has two fields that are names of columns.
-        if len({*known} & {*COLUMNS}) > 1 and line[:1] != "#":
+        if len({*columns} & {*COLUMNS}) > 1 and line[:1] != "#":
             raise BilensError(
                 f"{place} is a header with the columns {', '.join(map(repr, names))}; expected "
                 "text and token, and at most once minus, against, task and template"
@@ -211,8 +212,8 @@ def _records(
         if separator != "\t":
             # Spaces in front of quotes; what stands in quotes is passed over as a whole.
             line = re.sub(rf'("(?:[^"]|"")*")|({separator}) +(?=")', r"\1\2", line)  # noqa: PLW2901
-        following = (further for _, further in lines)
-        reader = csv.reader(chain([line], following), delimiter=separator, strict=True)
+        further_lines = (further for _, further in lines)
+        reader = csv.reader(chain([line], further_lines), delimiter=separator, strict=True)
         try:
             fields = next(reader)
             if separator != "\t" and any(re.fullmatch(r' +".*"', x, re.DOTALL) for x in fields):

@@ -298,10 +298,10 @@ def run_tokens(model: ResidualModel, question: Fitted) -> list[Float[Tensor, "ti
 def different(cases: Sequence[Case]) -> dict[str, list[int]]:
     """Return the numbers of the questions of each task, without those that repeat others of it."""
     of_tasks: dict[str, list[int]] = defaultdict(list)
-    seen: dict[str, Seen] = defaultdict(Seen)
+    runs_by_task: dict[str, Seen] = defaultdict(Seen)
     for i, case in enumerate(cases):
-        if not seen[case.question.task].has(case):
-            seen[case.question.task].add(case)
+        if not runs_by_task[case.question.task].has(case):
+            runs_by_task[case.question.task].add(case)
             of_tasks[case.question.task].append(i)
     return dict(of_tasks)
 
@@ -334,12 +334,12 @@ def check_apart(
     Raises:
         BilensError: there is one.
     """
-    seen = Seen()
+    runs = Seen()
     for i in finding:
-        seen.add(cases[i])
+        runs.add(cases[i])
     for task, numbers in measuring.items():
         for i in numbers:
-            if seen.has(cases[i]):
+            if runs.has(cases[i]):
                 raise BilensError(
                     f"the question with {' and '.join(cases[i].texts)} would measure in the "
                     f"task {task!r}, but finds in another task; leave it out of one"

@@ -58,10 +58,10 @@ def answered_questions(
     """
     of_task = everything.some(numbers)
     templates: dict[str, list[int]] = {}
-    for number, case, is_right in zip(numbers, of_task.cases, of_task.answers, strict=True):
+    for i, case, is_right in zip(numbers, of_task.cases, of_task.answers, strict=True):
         of_template = templates.setdefault(case.question.template, [])
         if alone or is_right is not False:
-            of_template.append(number)
+            of_template.append(i)
     for template, right in templates.items():
         if len(right) < 3 and not alone:
             places = {"template": template, "task": task}
@@ -89,10 +89,10 @@ def uses(
     found, on the questions of all templates one after the other.
     """
     roles: dict[int, Use] = {}
-    restored: dict[int, float] = {}
-    used = [number for numbers in templates.values() for number in numbers]
-    for number, rise in zip(used, rises.tolist(), strict=True):
-        restored[number] = rise / abs(everything.cases[number].change)
+    fractions: dict[int, float] = {}
+    ids = [number for numbers in templates.values() for number in numbers]
+    for number, rise in zip(ids, rises.tolist(), strict=True):
+        fractions[number] = rise / abs(everything.cases[number].change)
     for numbers in templates.values():
         shares = Split.shares(numbers)
         for use, some in zip(USES, shares, strict=True):
@@ -106,7 +106,7 @@ def uses(
         if number not in roles:
             why = "the model answers otherwise" if number in different else "repeats another"
         use = roles.get(number, "left out")
-        f = restored.get(number)
+        f = fractions.get(number)
         questions.append(UsedQuestion(case.question, case.texts, use, why, case.ends, f))
     return questions
 
@@ -129,9 +129,9 @@ def premise(questions: Sequence[UsedQuestion], cases: Sequence[Case]) -> str:
             (False, True): "The model gives this answer after the second text, not the first",
             (True, False): "The model gives this answer after the first text, not the second",
         }
-        said = kinds.get(case.answers, "The texts change the number")
+        problem = kinds.get(case.answers, "The texts change the number")
         after = f"{case.texts[0]}, and {second} after {case.texts[1]}"
-        text = f"{said}: {the}{case.question.metric} is {first} after {after}{little}."
+        text = f"{problem}: {the}{case.question.metric} is {first} after {after}{little}."
         return _with_left_out(text, questions)
     highs = sum(max(case.ends) for case in cases) / len(cases)
     lows = sum(min(case.ends) for case in cases) / len(cases)
@@ -153,13 +153,13 @@ def _beside(cases: Sequence[Case]) -> str:
 
 def _with_left_out(text: str, questions: Sequence[UsedQuestion]) -> str:
     wrong = sum(x.why == "the model answers otherwise" for x in questions)
-    repeated = sum(x.why == "repeats another" for x in questions)
-    left = []
+    n_repeats = sum(x.why == "repeats another" for x in questions)
+    parts = []
     if wrong:
-        left.append(f"{counted(wrong, 'question')} that the model answers otherwise")
-    if repeated:
-        left.append(counted(repeated, "repeated question"))
-    return f"{text} Left out: {' and '.join(left)}." if left else text
+        parts.append(f"{counted(wrong, 'question')} that the model answers otherwise")
+    if n_repeats:
+        parts.append(counted(n_repeats, "repeated question"))
+    return f"{text} Left out: {' and '.join(parts)}." if parts else text
 
 
 def heading_of(case: Case) -> str:
@@ -179,9 +179,9 @@ def heading_of(case: Case) -> str:
 
 def typical(cases: Sequence[Case]) -> Case:
     """Return the question of the median change, of those that are answered as they ask."""
-    asking = [case for case in cases if case.answers == (True, False)] or list(cases)
-    ordered = sorted(asking, key=lambda case: abs(case.change))
-    return ordered[len(ordered) // 2]
+    candidates = [case for case in cases if case.answers == (True, False)] or list(cases)
+    order = sorted(candidates, key=lambda case: abs(case.change))
+    return order[len(order) // 2]
 
 
 def counted(count: int, thing: str) -> str:

@@ -104,38 +104,38 @@ class CircuitReading(Reading):
     def facts(self) -> list[Fact]:
         """Return the answer of each task in a few sentences, and warnings."""
         facts: list[Fact] = [("note", " ".join(self.notes))] if self.notes else []
-        named = (
+        labels = (
             (f"{x.circuit.task}:" if x.circuit.task else "", self.text(x)) for x in self.answers
         )
-        return [*facts, *named]
+        return [*facts, *labels]
 
     def text(self, answer: TaskAnswer) -> str:
         """Return what the model says to the questions of a task, and what carries it."""
         circuit = answer.circuit
         alone = sum(one.use != "left out" for one in answer.questions) == 1
-        restored = _restored(circuit.measured, alone=alone)
+        measurement = _restored(circuit.measured, alone=alone)
         if isinstance(circuit, Stages):
-            said = _stages_said(circuit, restored)
-            said += [] if circuit.cuts is None else cuts_said(circuit.cuts, answer.named)
+            sentences = _stages_said(circuit, measurement)
+            sentences += [] if circuit.cuts is None else cuts_said(circuit.cuts, answer.named)
         else:
-            said = self._parts_said(circuit, restored)
+            sentences = self._parts_said(circuit, measurement)
         if circuit.left_out:
-            said.append(_of_the_others(circuit))
-        return " ".join(filter(None, [answer.premise, *said, answer.control]))
+            sentences.append(_of_the_others(circuit))
+        return " ".join(filter(None, [answer.premise, *sentences, answer.control]))
 
-    def _parts_said(self, circuit: Circuit, restored: str) -> list[str]:
-        keep, measured, result = self.keep, circuit.measured, circuit.search
+    def _parts_said(self, circuit: Circuit, measurement: str) -> list[str]:
+        keep, measures, result = self.keep, circuit.measured, circuit.search
         thing = "heads, with all MLPs in place," if circuit.live.any() else "parts"
         parts = f"{circuit.size} of {self.n_parts:,} {thing}"
-        text = f"{parts} restore {restored}"
+        text = f"{parts} restore {measurement}"
         if not circuit.holds:
             text = (
                 f"No circuit of at most {LARGEST} restores {keep:.0%} to {HIGHEST:.0%} of the "
-                f"change. The best, {parts}, restores {restored}"
+                f"change. The best, {parts}, restores {measurement}"
             )
         sentences = [f"{text}."]
-        decided = result.sizes[circuit.size]
-        mean = sum(decided) / len(decided)
+        shares = result.sizes[circuit.size]
+        mean = sum(shares) / len(shares)
         if len(result.sizes) > 1 and circuit.holds and not keep - 1e-4 <= mean <= HIGHEST:
             bounds = f"{keep:.0%} to {HIGHEST:.0%}"
             sentences.append(f"On the questions that decide it is {mean:.1%}, not within the "
@@ -147,9 +147,9 @@ class CircuitReading(Reading):
                              f"has {share}.")  # fmt: skip
         if curve := curve_said(result.sizes, circuit.size):
             sentences.append(curve)
-        if measured.restored.value > 1.2:
+        if measures.restored.value > 1.2:
             sentences.append("That is more than all, since parts that oppose the answer are out.")
-        sentences.append(f"Without them {measured.left.value:z.0%} is left.")
+        sentences.append(f"Without them {measures.left.value:z.0%} is left.")
         return sentences
 
     def columns(self) -> Columns:
@@ -246,14 +246,14 @@ def circuit(
         search = partial(find_circuit, keep=keep, size=size, heads=heads)
     answers = _answers(everything, tasks, plans, search, controls=controls)
     measuring = [_measuring(everything, templates) for templates in plans.values()]
-    shown = typical(measuring[0].cases)
+    example = typical(measuring[0].cases)
     several = answers if len(answers) > 1 else []
     matrix = tuple(tuple(x.circuit.on(cases) for cases in measuring) for x in several)
     first = answers[0].circuit
     return CircuitReading(
-        heading=heading_of(shown),
-        question=shown.question,
-        values=shown.ends,
+        heading=heading_of(example),
+        question=example.question,
+        values=example.ends,
         answers=tuple(answers),
         transfer=matrix,
         n_parts=int((everything.everything & ~getattr(first, "live", first.mask & False)).sum()),
@@ -322,11 +322,11 @@ def _of_task(
         of_nonsense = find([Split.of(cases, x, name) for name, x in templates.items()])
         answer = replace(answer, control=of_nonsense)  # type: ignore[arg-type]
         control = verdict(answer.measured, of_nonsense.measured, cases.cases[0].question)
-    used = everything.some([number for x in templates.values() for number in x])
-    rises = used.values(answer.mask.cpu().double()[None])[0]
+    subset = everything.some([i for x in templates.values() for i in x])
+    rises = subset.values(answer.mask.cpu().double()[None])[0]
     questions = uses(everything, task, numbers, templates, rises)
-    named = _named(everything.model, answer)
-    return TaskAnswer(answer, tuple(questions), premise(questions, used.cases), control, named)
+    words = _named(everything.model, answer)
+    return TaskAnswer(answer, tuple(questions), premise(questions, subset.cases), control, words)
 
 
 def _measuring(everything: Cases, templates: Mapping[str, Sequence[int]]) -> Cases:
@@ -349,36 +349,36 @@ def _named(model: ResidualModel, answer: Answer) -> Mapping[str, tuple[str, str]
         return {}
     if model.places.modules is None:  # its unembedding is not known
         return {}
-    named: dict[str, tuple[str, str]] = {}
+    words: dict[str, tuple[str, str]] = {}
     for place, directions in answer.cuts.directions.items():
         if not len(directions.written):  # nothing is read from there any more
             continue
         sides = direction_tokens(model, directions.written[0])
-        raised, lowered = (", ".join(map(in_words, shown_tokens(model, x))) for x in sides)
-        named[place] = raised, lowered
-    return named
+        raises, lowers = (", ".join(map(in_words, shown_tokens(model, x))) for x in sides)
+        words[place] = raises, lowers
+    return words
 
 
-def _restored(measured: Measured, *, alone: bool) -> str:
+def _restored(measures: Measured, *, alone: bool) -> str:
     """Return what is restored, and on which questions, in words."""
-    count = measured.questions
+    count = measures.questions
     if alone:
-        return f"{measured.restored} of the change on this question"
-    text = f"{measured.restored} of the change on {counted(count, 'held-out question')}"
+        return f"{measures.restored} of the change on this question"
+    text = f"{measures.restored} of the change on {counted(count, 'held-out question')}"
     if count < LEAST:
         text += " (too few for an interval)"
-    elif measured.restored.low is None:
+    elif measures.restored.low is None:
         text += " (whose changes differ too much for an interval)"
-    if measured.right is not None:
-        text += f", and answer {measured.right}"
+    if measures.right is not None:
+        text += f", and answer {measures.right}"
     return text
 
 
-def _stages_said(stages: Stages, restored: str) -> list[str]:
+def _stages_said(stages: Stages, measurement: str) -> list[str]:
     inside, every = stages.inside
     much = ", most of the model, so that they say little" if 2 * inside > every else ""
     return [
-        f"{counted(stages.size, 'stage')} alone restore {restored}; "
+        f"{counted(stages.size, 'stage')} alone restore {measurement}; "
         f"without them {stages.measured.left.value:z.0%} is left.",
         f"They hold {inside:,} of {every:,} heads and MLPs, counted at each kind of place{much}.",
     ]
@@ -398,16 +398,16 @@ def cuts_said(cuts: Cuts, named: Mapping[str, tuple[str, str]]) -> list[str]:
             return [f"{text}, that at the end alone never: it is spread over positions."]
         sentences.append(f"{text}, that at the end alone from layer {cuts.since} ({at_end:z.2f}).")
     count, f = max(cuts.through), cuts.through[max(cuts.through)]
-    number = "one" if count == 1 else str(count)
+    word = "one" if count == 1 else str(count)
     at = (f"at the {place} before layer {layer}" for place, layer in cuts.layers.items())
-    through = f"{number} direction{'s' * (count > 1)} of the stream {f' and {number} '.join(at)}"
+    through = f"{word} direction{'s' * (count > 1)} of the stream {f' and {word} '.join(at)}"
     if cuts.width is None:
         text = f"Not even {through} carry it on every template"
         sentences.append(f"{text}; over all they restore {f:z.2f} of the change.")
     elif cuts.width == 1:
         text = f"A property: {f:z.2f} of the change passes through {through}"
-        for place, (raised, lowered) in named.items():
-            text += f"; at the {place} it raises {raised}, and lowers {lowered}"
+        for place, (raises, lowers) in named.items():
+            text += f"; at the {place} it raises {raises}, and lowers {lowers}"
         sentences.append(f"{text}.")
     else:
         text = f"Content: {f:z.2f} of the change passes through {through}"
@@ -418,14 +418,14 @@ def cuts_said(cuts: Cuts, named: Mapping[str, tuple[str, str]]) -> list[str]:
 def curve_said(sizes: Mapping[int, tuple[float, ...]], size: int) -> str:
     """Return how much fewer parts restore, on the mean over templates, in a sentence."""
     means = {count: sum(f) / len(f) for count, f in sorted(sizes.items()) if count < size}
-    told = [f"{count} restore {f:z.2f}" for count, f in means.items() if f >= 0.1]
-    return f"Fewer, on the questions that decide the size: {', '.join(told)}." if told else ""
+    points = [f"{count} restore {f:z.2f}" for count, f in means.items() if f >= 0.1]
+    return f"Fewer, on the questions that decide the size: {', '.join(points)}." if points else ""
 
 
 def _of_the_others(answer: Answer) -> str:
     """Return what is found on all templates but one, and restores on it, in words."""
     shares = {name: one.measured.restored.value for name, one in answer.left_out.items()}
-    told = ", ".join(f"{f:z.2f} ({name or 'without a name'})" for name, f in shares.items())
-    text = f"Found without a template, they restore on it: {told}"
+    points = ", ".join(f"{f:z.2f} ({name or 'without a name'})" for name, f in shares.items())
+    text = f"Found without a template, they restore on it: {points}"
     low = [name for name, f in shares.items() if f < GOOD]
     return f"{text}; below {GOOD} on {' and '.join(low)}." if low else f"{text}."

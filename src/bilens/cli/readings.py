@@ -165,14 +165,14 @@ def run_analysis(
     place: dict[str, Any] = {"device_map": device_map} if device_map else {}
     if not place or device != "auto":
         place["device"] = choose_device(device)
-    opened = load(model, low_memory=low_memory, **place)
+    network = load(model, low_memory=low_memory, **place)
     if chat:
         from bilens.transformer import ResidualModel, in_chat
 
-        if not isinstance(opened, ResidualModel):
+        if not isinstance(network, ResidualModel):
             raise BilensError(f"--chat: {model} is no language model; leave it out")
-        opened = in_chat(opened)
-    reading = entry.run(opened, settings, loader(opened, model), source=model)
+        network = in_chat(network)
+    reading = entry.run(network, settings, loader(network, model), source=model)
     if not is_first_process():
         return None
     show_reading(reading)
@@ -252,8 +252,8 @@ def show_reading(reading: Reading) -> None:
                 table = replace(part, columns=few)
                 show_table(table.header, table.rows, caption, words=table.is_word)
                 if len(part.frame) > len(few):
-                    shown = f"{len(few)} of {len(part.frame):,} rows"
-                    out.print(f"{shown}; --json and --output have all")
+                    length = f"{len(few)} of {len(part.frame):,} rows"
+                    out.print(f"{length}; --json and --output have all")
             else:
                 out.print(f"\n{caption}", style="bold", highlight=False)
                 for line in part.lines:
@@ -317,8 +317,8 @@ def flow_table(
     from bilens.models import load
     from bilens.progress import is_first_process
 
-    opened = load(model, device=choose_device(device), low_memory=low_memory)
-    table = read(opened, questions, output / "rows")
+    network = load(model, device=choose_device(device), low_memory=low_memory)
+    table = read(network, questions, output / "rows")
     if not is_first_process():
         return None
     show_reading(table)
@@ -330,14 +330,14 @@ def flow_table(
 def coloured(line: ContextLine) -> Text:
     """Return a context for the terminal, coloured by contributions."""
     text = Text(f"{signed(line.value, '#.3g'):>9} ")
-    for number, (name, share) in enumerate(line.tokens):
+    for i, (name, share) in enumerate(line.tokens):
         # Weak contributions stay uncoloured, or every word would be.
         strength = abs(share) / line.strongest
         style = "" if strength < 0.1 else f"{'blue' if share > 0 else 'red'}"
         # Pieces of words join; marks of a space before a word are spaces.
-        joined, piece = name.startswith("##") and name != "##", name.removeprefix("##")
+        is_piece, piece = name.startswith("##") and name != "##", name.removeprefix("##")
         piece = piece.lstrip("▁Ġ") or piece
-        text.append("" if joined else " ")
-        word = f"[{piece}]" if number == line.focal else piece
+        text.append("" if is_piece else " ")
+        word = f"[{piece}]" if i == line.focal else piece
         text.append(word, style=f"bold {style}" if strength > 0.5 else style)
     return text

@@ -61,8 +61,8 @@ def diverging(image: Float[np.ndarray, "h w"], limit: float | None = None) -> Pi
     """Return a red-blue picture as pixels; `limit` is full colour."""
     limit = float(np.abs(image).max()) if limit is None else limit
     # A picture of zeros is white, and not divided by zero.
-    scaled = np.clip(image / limit, -1, 1) if limit > 0 else np.zeros_like(image)
-    return _palette()[np.rint(63 * scaled).astype(int) + 63].astype(np.uint8)
+    shades = np.clip(image / limit, -1, 1) if limit > 0 else np.zeros_like(image)
+    return _palette()[np.rint(63 * shades).astype(int) + 63].astype(np.uint8)
 
 
 def grey(image: Float[np.ndarray, "h w"]) -> Pixels:
@@ -140,8 +140,8 @@ class Canvas:
         # Width of a small input beside a picture.
         thumb = 0.32
         step = (1 - thumb) * shape[0] / shape[1] / 2
-        for number, image in enumerate(images):
-            self.image(image, shape, x=x, y=y + number * step, width=thumb)
+        for i, image in enumerate(images):
+            self.image(image, shape, x=x, y=y + i * step, width=thumb)
 
     def line(
         self, start: tuple[float, float], end: tuple[float, float], *, color: str, width: float
@@ -185,8 +185,8 @@ class Canvas:
         step = 1.3 * size / self.unit
         # A line by itself stays in its place whatever letters a browser has.
         top = y - step * (len(lines) - 1) / 2 if on_line else y
-        for number, line in enumerate(lines):
-            self._text(line, x, top + step * number, look)
+        for i, line in enumerate(lines):
+            self._text(line, x, top + step * i, look)
 
     def _text(self, text: str, x: float, y: float, look: dict[str, Any]) -> None:
         self._marks.append(lambda axes: axes.text(x, y, text, zorder=3, **look))
@@ -210,8 +210,8 @@ class Canvas:
         height = inner + top + edge
         with own_style():
             figure = empty_figure(width, height, title=self.title, alt=self.alt)
-            for number, line in enumerate(lines):
-                at = edge / width, 1 - (6 + 19 * number) / height
+            for i, line in enumerate(lines):
+                at = edge / width, 1 - (6 + 19 * i) / height
                 figure.text(*at, line, size=14 * PIXEL, weight="bold", va="top")
             place = (edge / width, edge / height, 1 - 2 * edge / width, inner / height)
             axes = figure.add_axes(place, xlim=(0, self.width), ylim=(self.height, 0))

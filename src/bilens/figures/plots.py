@@ -94,11 +94,11 @@ def spectrum_figure(spectrum: Spectrum, *, title: str) -> Figure:
     # Either sign by itself, since most spectra have both.
     values = spectrum.values.detach().cpu().double()
     axes.axhline(0, color=LINE, linewidth=1)
-    for color, shown in (
+    for color, side in (
         (BLUE, values[values > 0].sort(descending=True).values[:20]),
         (RED, values[values < 0].sort().values[:20]),
     ):
-        axes.plot(range(1, len(shown) + 1), shown.tolist(), color=color, marker="o", markersize=4)
+        axes.plot(range(1, len(side) + 1), side.tolist(), color=color, marker="o", markersize=4)
     axes.set_xlabel("rank")
     axes.set_ylabel("eigenvalue")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -132,9 +132,9 @@ def heat_figure(
         raise BilensError("values holds infinite numbers, expected finite ones, or NaN for none")
     # The same limit on both sides, so that white is zero.
     top = float(entries.nan_to_num(0).abs().max()) or 1.0
-    named = 40
-    names = [[*side] * (len(side) <= named) for side in (rows, columns)]
-    across_of_cell, down_of_cell = 16, 10 + 12 * (len(rows) <= named)
+    most = 40
+    names = [[*side] * (len(side) <= most) for side in (rows, columns)]
+    across_of_cell, down_of_cell = 16, 10 + 12 * (len(rows) <= most)
     if words is not None:
         names = [["\n".join(wrap(name, 12)) for name in side] for side in names]
         across_of_cell, down_of_cell = 76, 34

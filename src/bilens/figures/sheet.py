@@ -74,13 +74,13 @@ _STYLE_LOCK = RLock()
 
 @cache
 def _settings() -> dict[str, Any]:
-    installed = {font.name for font in matplotlib.font_manager.fontManager.ttflist}
+    fonts = {font.name for font in matplotlib.font_manager.fontManager.ttflist}
     # For letters that DejaVu Sans, which matplotlib brings, lacks.
     other_scripts = (
         *("Noto Sans CJK SC", "Noto Sans CJK JP", "WenQuanYi Zen Hei", "PingFang SC"),
         *("Hiragino Sans", "Microsoft YaHei", "Arial Unicode MS"),
     )
-    others = [name for name in other_scripts if name in installed]
+    others = [name for name in other_scripts if name in fonts]
     return {
         "font.family": ["DejaVu Sans", *others, "sans-serif"],
         "font.size": 12 * PIXEL,
@@ -219,10 +219,10 @@ def _in_colours_of_page(tag: re.Match[str]) -> str:
 
 def _with_palette(picture: re.Match[bytes]) -> bytes:
     """Return a picture of few colours with a palette, which is half as long."""
-    opened = Image.open(io.BytesIO(base64.b64decode(picture[1])))
-    if opened.has_transparency_data and min(opened.getchannel("A").tobytes()) < 255:
+    source = Image.open(io.BytesIO(base64.b64decode(picture[1])))
+    if source.has_transparency_data and min(source.getchannel("A").tobytes()) < 255:
         return picture[0]  # blank cells, which a palette would make black
-    image = opened.convert("RGB")
+    image = source.convert("RGB")
     buffer = io.BytesIO()
     red, green, blue = (channel.tobytes() for channel in image.split())
     if red == green == blue:

@@ -122,7 +122,7 @@ class DiffReading(Reading):
         """
         if not self.value:
             raise BilensError("No answer changes, so that weights have no share of a change")
-        numbers = [number for number, name in enumerate(self.models.pairs) if name in names]
+        numbers = [i for i, name in enumerate(self.models.pairs) if name in names]
         flows = self.flows[:, numbers].sum(1)
         return Interval.of(self.signs * flows, self.signs * (self.values[0] - self.values[1]))
 
@@ -260,13 +260,13 @@ def _place(first: int, last: int) -> str:
 def carrying_layers(layers: Mapping[int, float], share: float) -> tuple[int, int]:
     """Return the shortest range of layers whose |flow| is a share of all."""
     numbers = sorted(layers)
-    needed = share * sum(map(abs, layers.values()))
+    least = share * sum(map(abs, layers.values()))
     ranges = []
     for start, first in enumerate(numbers):
         total = 0.0
         for end, last in enumerate(numbers[start:], start):
             total += abs(layers[last])
-            if total >= needed:
+            if total >= least:
                 ranges.append((end - start, first, last))
                 break
     _, first, last = min(ranges)
@@ -359,11 +359,11 @@ def _both_models(
 ) -> BothModels:
     if not questions:
         raise BilensError("questions is empty, expected at least one question")
-    base, changed = _opened(base, tuned, questions[0].text)
+    base, other = _opened(base, tuned, questions[0].text)
     fitted_questions = tuple(fit(base, question) for question in questions)
     if any(fitted.vector is not None or fitted.spoken for fitted in fitted_questions):
         raise BilensError("token has to be one token, or several of which the mean is taken")
-    return BothModels(base, weight_pairs(base.model, changed), fitted_questions)
+    return BothModels(base, weight_pairs(base.model, other), fitted_questions)
 
 
 def _check(
@@ -391,8 +391,8 @@ def _parts(
     places = base.places
     heads = torch.zeros(len(places.layers), places.n_heads, dtype=torch.float64)
     outputs = {
-        f"{name}.weight": number
-        for number, layer in enumerate(places.layers)
+        f"{name}.weight": i
+        for i, layer in enumerate(places.layers)
         for name, module in base.model.named_modules()
         if module is layer.heads
     }
@@ -419,14 +419,14 @@ def _opened(
     if not isinstance(tuned, ResidualModel):
         if is_adapter(tuned):
             return base, load_adapter(tuned, base.model)
-        opened = load(tuned)
-        if not isinstance(opened, ResidualModel):
-            raise BilensError(f"tuned is {type(opened).__name__}, expected a language model")
-        tuned = opened
+        result = load(tuned)
+        if not isinstance(result, ResidualModel):
+            raise BilensError(f"tuned is {type(result).__name__}, expected a language model")
+        tuned = result
     check_alike(base.model, tuned.model)
     if isinstance(text, str):
-        both = (text_ids(text, view.tokenizer, view.model.config) for view in (base, tuned))
-        if len({*map(tuple, both)}) > 1:
+        ids = (text_ids(text, view.tokenizer, view.model.config) for view in (base, tuned))
+        if len({*map(tuple, ids)}) > 1:
             raise BilensError("tuned and base have different tokenizers, expected one for both")
     if base.chat:
         # Often only the tokenizer of the tuned model has a template.

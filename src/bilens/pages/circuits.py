@@ -124,12 +124,12 @@ def _templates(circuits: Mapping[str, Answer]) -> pd.DataFrame:
     for template, one in circuits.items():
         x = one.measured
         if isinstance(one, Stages):
-            found: Any = "; ".join(map(str, one.stages))
+            parts: Any = "; ".join(map(str, one.stages))
         else:
-            found = f"{one.size} parts{', none holds' * (not one.holds)}"
+            parts = f"{one.size} parts{', none holds' * (not one.holds)}"
         numbers = {"restored": x.restored.value, "left": x.left.value}
         right = "" if x.right is None else f"{x.right} of {x.questions}"
-        rows.append({"left out": template, "found by the others": found, **numbers, "right": right})
+        rows.append({"left out": template, "found by the others": parts, **numbers, "right": right})
     return pd.DataFrame(rows)
 
 

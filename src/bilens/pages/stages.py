@@ -40,12 +40,12 @@ def stages_figure(
     The rows are heads and MLPs at each role that has a stage. Letters have 10 pixels or more.
     """
     rows = _rows(stages)
-    restored, left = stages.measured.restored.value, stages.measured.left.value
-    share = f"{len(stages.stages)} stages restore {restored:z.0%}; without them {left:z.0%} is left"
+    alone, others = stages.measured.restored.value, stages.measured.left.value
+    share = f"{len(stages.stages)} stages restore {alone:z.0%}; without them {others:z.0%} is left"
     lines = wrap(title, int(width / 8.2))
-    told = wrap(" · ".join(filter(None, [share, model])), int(width / 5.6))
+    caption = wrap(" · ".join(filter(None, [share, model])), int(width / 5.6))
     key = wrap(_key(stages), int(width / 5.6))
-    above, below = ABOVE + 16 * len(lines) + 14 * len(told), BELOW + 14 * len(key)
+    above, below = ABOVE + 16 * len(lines) + 14 * len(caption), BELOW + 14 * len(key)
     inner = HIGH * len(rows)
     height = above + inner + below
     figure = empty_figure(width, height, title=title, alt=f"{title} {share}")
@@ -53,7 +53,7 @@ def stages_figure(
     x = 4 / width
     figure.text(x, 1 - 4 / height, "\n".join(lines), size=12 * PIXEL, weight="bold", **look)
     under = 1 - (6 + 16 * len(lines)) / height
-    figure.text(x, under, "\n".join(told), size=LETTERS * PIXEL, **look)
+    figure.text(x, under, "\n".join(caption), size=LETTERS * PIXEL, **look)
     look["va"] = "bottom"
     figure.text(x, 4 / height, "\n".join(key), size=LETTERS * PIXEL, color=GREY, **look)
     place = (BESIDE / width, below / height, 1 - (BESIDE + 10) / width, inner / height)
@@ -73,20 +73,20 @@ def stages_figure(
 
 def _key(stages: Stages) -> str:
     """Return what the marks of the picture say."""
-    said = ["without: what the other stages restore"]
+    entries = ["without: what the other stages restore"]
     if any(stage.strongest for stage in stages.stages):
-        said.append("▼ head that restores most as the stage's only one")
+        entries.append("▼ head that restores most as the stage's only one")
     cuts = stages.cuts
     if cuts is not None and cuts.apart:
         end = "never" if cuts.since is None else f"from that before layer {cuts.since} on"
         word = f"the word alone carries it up to the stream before layer {cuts.until}"
-        said.append(f"dashed: {word}, the end alone {end}")
-    return " · ".join(said)
+        entries.append(f"dashed: {word}, the end alone {end}")
+    return " · ".join(entries)
 
 
 def _rows(stages: Stages) -> list[Row]:
-    used = {(stage.kind, stage.role) for stage in stages.stages}
-    return [row for row in ROWS if row in used]
+    kinds = {(stage.kind, stage.role) for stage in stages.stages}
+    return [row for row in ROWS if row in kinds]
 
 
 def _name(row: Row) -> str:
