@@ -190,6 +190,12 @@ def test_every_family_is_tested():
     assert tested == {name for name in known_families() if not name.startswith("Made")}
 
 
+def test_directions_by_name_or_number(view):
+    assert view.token("t7") == 7
+    assert torch.equal(view.direction(7, [3, 9]), view.direction("t7", minus=["t3", 9]))
+    assert torch.equal(view.direction(7, minus=3), view.direction("t7", minus="t3"))
+
+
 def test_weights_of_two_types_are_refused():
     """The model itself does not run."""
     model = small_llama(30)
