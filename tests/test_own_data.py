@@ -149,7 +149,7 @@ def test_a_data_set_of_the_hub_keeps_its_owner(tmp_path, monkeypatch, capsys):
         asked.append(repository)
         return own
 
-    monkeypatch.setattr("bilens.data.images._read_hub", read)
+    monkeypatch.setattr("bilens.data.image_sets._read_hub", read)
     run = str(tmp_path / "run")
     main(["train", "images", "--data", "hub:owner/name", *BRIEF, "--output", run])
     assert recorded(run)["data"] == "hub:owner/name"

@@ -20,7 +20,7 @@ from bilens.cli.running import OPTIONAL
 from bilens.cli.training import train_images, train_language
 from bilens.convert.processing import STEPS
 from bilens.data.corpus import LANGUAGES
-from bilens.data.images import KNOWN
+from bilens.data.image_sets import KNOWN
 from bilens.data.texts import HUB, SUFFIXES
 from bilens.nn.layers import ACTIVATIONS, GATES
 from bilens.nn.settings import ATTENTIONS, AttentionNorm, GateName, LanguageSettings, MlpName

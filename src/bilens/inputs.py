@@ -10,7 +10,7 @@ from typing import Any
 from bilens.analysis import Load
 from bilens.data import ImageData, load_images
 from bilens.data.corpus import LANGUAGES
-from bilens.data.images import KNOWN, is_known_images
+from bilens.data.image_sets import KNOWN, is_known_images
 from bilens.data.texts import HUB, text_files
 from bilens.errors import BilensError, DataError
 from bilens.hub import is_folder

@@ -5,7 +5,7 @@ from PIL import Image
 from tests.data.conftest import GREY, LEVELS, RAMP, clear
 
 from bilens.data import load_images
-from bilens.data.images import BYTE_MODES, DEEP_MODES, grey_levels
+from bilens.data.pictures import BYTE_MODES, DEEP_MODES, grey_levels
 from bilens.errors import DataError
 
 CLASSES = ("ant", "bee", "wasp")

@@ -9,7 +9,7 @@ from PIL import Image, ImageDraw
 from tests.models import digit_model, digits
 
 from bilens.data import fit_drawing
-from bilens.data.images import ink_of, read_picture
+from bilens.data.pictures import ink_of, read_picture
 from bilens.errors import DataError
 
 

@@ -15,7 +15,7 @@ def no_other_source(monkeypatch):
     """Fail, since with a folder nothing may go to the hub."""
     monkeypatch.delenv("BILENS_DATA", raising=False)
     refuse = Mock(side_effect=AssertionError("the hub was asked"))
-    monkeypatch.setattr("bilens.data.images._read_hub", refuse)
+    monkeypatch.setattr("bilens.data.image_sets._read_hub", refuse)
 
 
 def assert_tiny(data, tiny_set):

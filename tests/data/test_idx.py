@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bilens.data.images import read_idx
+from bilens.data.image_sets import read_idx
 from bilens.errors import DataError
 from bilens.memory import MemoryLimitError
 

@@ -25,7 +25,7 @@ from bilens.data import (
     load_documents,
     load_images,
 )
-from bilens.data.images import read_idx
+from bilens.data.image_sets import read_idx
 from bilens.data.texts import read_texts
 from bilens.errors import DataError
 

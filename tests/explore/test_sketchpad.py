@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from bilens.data import fit_drawing
-from bilens.data.images import ink_of
+from bilens.data.pictures import ink_of
 from bilens.errors import BilensError
 from bilens.explore.model_pages import ModelPages
 from bilens.explore.sketchpad import pack_drawing, picture_of, read_sheet, unpack_input

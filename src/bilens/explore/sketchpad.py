@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from bilens.data import ImageData, fit_drawing
-from bilens.data.images import ink_of
+from bilens.data.pictures import ink_of
 from bilens.errors import BilensError
 from bilens.figures.canvas import as_image, data_address, grey
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from bilens.analysis import Reading
 from bilens.checks import check_count, check_finite, check_index, check_labels, checked, detached
 from bilens.data import ImageData
-from bilens.data.images import read_picture
+from bilens.data.pictures import read_picture
 from bilens.errors import BilensError
 from bilens.images import chain
 from bilens.images.chain import predict
@@ -284,8 +284,8 @@ def read_explanation(
     Args:
         model: a classifier of one layer.
         data: images that the model was trained on.
-        image: number of a test image, the file of a picture (`bilens.data.images.read_picture`), or
-            the pixels of one.
+        image: number of a test image, the file of a picture (see
+            `bilens.data.pictures.read_picture`), or the pixels of one.
         n_classes: number of logits, the highest first.
         k: number of eigenvectors of each.
 
