@@ -247,13 +247,12 @@ def show_reading(reading: Reading) -> None:
         rows = 5 if section.folded else 30
         for caption, part in captioned([section]):
             if isinstance(part, Table):
-                kinds = part.frame.groupby(part.by, sort=False) if part.by else None
-                few = part.frame.head(rows) if kinds is None else kinds.head(2)
+                frame = part.frame
+                few = frame.groupby(part.by, sort=False).head(2) if part.by else frame.head(rows)
                 table = replace(part, columns=few)
                 show_table(table.header, table.rows, caption, words=table.is_word)
-                if len(part.frame) > len(few):
-                    length = f"{len(few)} of {len(part.frame):,} rows"
-                    out.print(f"{length}; --json and --output have all")
+                if len(frame) > len(few):
+                    out.print(f"{len(few)} of {len(frame):,} rows; --json and --output have all")
             else:
                 out.print(f"\n{caption}", style="bold", highlight=False)
                 for line in part.lines:

@@ -69,11 +69,9 @@ def circuit_sections(reading: CircuitReading) -> list[Section]:
             text = "Only this stream passes before the layer, on the questions that decide."
             formats = dict.fromkeys(circuit.by_template, "z.0%")
             add(title, text, _curves_of(circuit.cuts, circuit), folds=True, formats=formats)
-        text = (
-            "What each question is for, its number after both texts, and the share of its change "
-            "that is restored."
-        )
-        add(f"Questions{of_task}", text, _questions(answer.questions), folds=True, by="role")
+        text = "What each question is for, its numbers, and the share of its change restored."
+        questions = pd.DataFrame(map(_question, answer.questions))
+        add(f"Questions{of_task}", text, questions, folds=True, by="role")
     if reading.transfer:
         draw = partial(circuit_plot, reading, width=NARROW)
         text = "The share of the change of each task that the stages or parts of each restore."
@@ -140,10 +138,6 @@ def _curves_of(cuts: Cuts, circuit: Stages) -> pd.DataFrame:
             of_templates = dict(zip(circuit.by_template, shares, strict=True))
             rows.append({"stream at": place, "before layer": layer, **of_templates})
     return pd.DataFrame(rows)
-
-
-def _questions(questions: tuple[UsedQuestion, ...]) -> pd.DataFrame:
-    return pd.DataFrame(map(_question, questions))
 
 
 def _question(one: UsedQuestion) -> dict[str, Any]:

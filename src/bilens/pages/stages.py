@@ -39,7 +39,8 @@ def stages_figure(
 
     The rows are heads and MLPs at each role that has a stage. Letters have 10 pixels or more.
     """
-    rows = _rows(stages)
+    used = {(stage.kind, stage.role) for stage in stages.stages}
+    rows = [row for row in ROWS if row in used]
     alone, others = stages.measured.restored.value, stages.measured.left.value
     share = f"{len(stages.stages)} stages restore {alone:z.0%}; without them {others:z.0%} is left"
     lines = wrap(title, int(width / 8.2))
@@ -58,7 +59,8 @@ def stages_figure(
     figure.text(x, 4 / height, "\n".join(key), size=LETTERS * PIXEL, color=GREY, **look)
     place = (BESIDE / width, below / height, 1 - (BESIDE + 10) / width, inner / height)
     axes = figure.add_axes(place, xlim=(-0.7, n_layers - 0.3), ylim=(len(rows), 0))
-    axes.set_yticks([i + MIDDLE for i in range(len(rows))], [_name(row) for row in rows])
+    names = [f"{row.role}: {row.kind.replace('mlp', 'MLP')}" for row in rows]
+    axes.set_yticks([i + MIDDLE for i in range(len(rows))], names)
     step = max(1, -(-n_layers // 8))
     axes.set_xticks(range(0, n_layers, step))
     axes.tick_params(length=0, labelsize=LETTERS * PIXEL)
@@ -82,15 +84,6 @@ def _key(stages: Stages) -> str:
         word = f"the word alone carries it up to the stream before layer {cuts.until}"
         entries.append(f"dashed: {word}, the end alone {end}")
     return " · ".join(entries)
-
-
-def _rows(stages: Stages) -> list[Row]:
-    kinds = {(stage.kind, stage.role) for stage in stages.stages}
-    return [row for row in ROWS if row in kinds]
-
-
-def _name(row: Row) -> str:
-    return f"{row.role}: {'heads' if row.kind == 'heads' else 'MLPs'}"
 
 
 def _draw_stages(axes: Axes, stages: Stages, rows: list[Row], inner: float) -> None:
@@ -131,12 +124,6 @@ def _draw_cuts(axes: Axes, stages: Stages, rows: list[Row]) -> None:
     for role, layer in (("word", cuts.until), ("end", cuts.since)):
         lines = [i for i, row in enumerate(rows) if row.role == role]
         if layer is not None and lines:
-            axes.vlines(
-                layer - 0.5,
-                min(lines) + MIDDLE - 0.3,  # below the name of a head
-                max(lines) + 1,
-                color=INK,
-                linewidth=1,
-                linestyle="--",
-                zorder=1,
-            )
+            look: dict[str, Any] = {"color": INK, "linewidth": 1, "linestyle": "--", "zorder": 1}
+            top = min(lines) + MIDDLE - 0.3  # below the name of a head
+            axes.vlines(layer - 0.5, top, max(lines) + 1, **look)
