@@ -154,12 +154,6 @@ def biased():
 
 
 @pytest.fixture(scope="session")
-def one_layer():
-    """One layer without a norm, whose paths can be written out by hand."""
-    return shared_view(random_model())
-
-
-@pytest.fixture(scope="session")
 def llama():
     """A family of transformers, whose MLPs are no tensors."""
     from tests.families import tiny  # noqa: PLC0415

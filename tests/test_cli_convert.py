@@ -96,16 +96,12 @@ def test_linearise_some_layers_within_a_budget(model, texts, tmp_path, capsys):
     assert bilens.load(tmp_path / "one").mlp(1).n_out == 16
     full = in_json(capsys, *command, "--budget", "10", "--output", tmp_path / "a")
     assert (full["layers"], {*full["distances"]}) == ([0, 1], {"0", "1"})
-    message = refusal(capsys, *command, "--length", "16", "--tokens", "15")
-    assert "--tokens=15, expected at least --length=16" in message
 
 
 def test_linearise_resumes_and_leaves_weights_in_files(model, texts, tmp_path, capsys):
     given = ["linearise", model, "--data", texts, *OF_TEXTS]
     command = [*given, "--steps", "3", "--device", "cpu", "--output"]
     first = in_json(capsys, *command, tmp_path / "a")
-    message = refusal(capsys, *command, tmp_path / "a")
-    assert "already. Resume that training with --resume" in message
     layers = list((tmp_path / "a" / "stages" / "gates").glob("*.safetensors"))
     written = [path.stat().st_mtime_ns for path in layers]
     assert len(layers) == 2

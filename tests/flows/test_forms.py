@@ -14,7 +14,6 @@ from bilens.flows import Question, flow
 from bilens.flows.sources import as_questions
 from bilens.transformer import ResidualModel
 from tests.families import tiny
-from tests.models import view_of
 
 TABLE = "text,token,minus,against\n" + "".join(
     f"t{i} t4 t5,t6,t7,t{i} t8 t5\n" for i in (3, 4, 5, 9, 11)
@@ -38,11 +37,6 @@ def forms(folder: Path):
         "a generator": (question for question in listed),
         "tuple": tuple(listed),
     }
-
-
-@pytest.fixture(scope="module")
-def view():
-    return view_of(n_layers=2, norm="rms")
 
 
 @pytest.mark.long

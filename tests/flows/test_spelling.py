@@ -22,15 +22,9 @@ from bilens.language.names import exact_names
 from bilens.options import text_list
 from bilens.transformer import ResidualModel
 from tests.families import tiny
-from tests.models import view_of
 from tests.tokenizers_of_all_kinds import KINDS, tokenizer_of, view_with
 
 TEXT, OTHER = "t1 t2 t3 t4", "t8 t2 t3 t4"
-
-
-@pytest.fixture(scope="module")
-def view():
-    return view_of(n_layers=2, norm="rms")
 
 
 def spellings(view, name):

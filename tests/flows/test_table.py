@@ -47,11 +47,6 @@ def some_questions(number: int, seed: int = 0) -> list[Question]:
     return asked
 
 
-@pytest.fixture(scope="module")
-def view():
-    return view_of(n_layers=2, norm="rms")
-
-
 def rows_in(folder):
     return pd.read_parquet(folder).sort_values("number", ignore_index=True)
 
