@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from functools import cache, wraps
 from operator import index
-from types import FunctionType
+from types import FunctionType, SimpleNamespace
 from typing import Any, ParamSpec, TypeVar, get_type_hints
 
 import torch
@@ -69,8 +69,13 @@ def _checked(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @cache
     def checks() -> Checks:
-        # Resolved on the first call: annotations may name classes defined further down.
-        return checks_of(get_type_hints(function, include_extras=True))
+        # Resolved on the first call: annotations may name classes defined further down. What is
+        # returned is left out, whose type may take seconds to import.
+        hints = {name: x for name, x in function.__annotations__.items() if name != "return"}
+        names = inspect.unwrap(function).__globals__
+        return checks_of(
+            get_type_hints(SimpleNamespace(__annotations__=hints), names, include_extras=True)
+        )
 
     @wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:

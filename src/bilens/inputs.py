@@ -5,7 +5,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bilens.analysis import Load
 from bilens.data import ImageData, load_images
@@ -14,11 +14,16 @@ from bilens.data.image_sets import KNOWN, is_known_images
 from bilens.data.texts import HUB, text_files
 from bilens.errors import BilensError, DataError
 from bilens.hub import is_folder
-from bilens.language import corpus_for
+from bilens.lazy_imports import lazy_import
 from bilens.models import FILES
 from bilens.progress import logger
 from bilens.train.run_directory import TRAINING_NAME, is_other_data, read_training
 from bilens.train.settings import OWN_TEXT
+
+if TYPE_CHECKING:
+    from bilens import language
+else:  # transformers takes seconds to import, and images do without it.
+    language = lazy_import("bilens.language")
 
 
 def loader(model: Any, source: str | Path) -> Load:
@@ -75,7 +80,7 @@ def data_for(
     if images:
         data: Any = load_images(name, folder, record.get("data_seed", 0))
     else:
-        data = corpus_for(model, name, folder)
+        data = language.corpus_for(model, name, folder)
     if record and "data_digest" not in record and Path(name).exists():
         logger.warning(
             "%s was trained by an earlier version, which kept no digest of its data; %s may be "
