@@ -136,7 +136,7 @@ def names_and_texts(nodes):
 
 def test_every_name_in_a_docstring_exists():
     """Names in backticks, but for those of other packages."""
-    others = {"benchmarks", "cfg", "experiments", "gguf", "huggingface_hub"}
+    others = {"benchmarks", "cfg", "experiments", "gguf", "huggingface_hub", "tqdm"}
     names, quoted = set(), []
     for path, nodes in nodes_of_files().items():
         of_code, texts = names_and_texts(nodes)

@@ -74,6 +74,21 @@ def test_help_and_errors_of_usage_import_nothing_slow():
         assert status == (0 if "--help" in call else 1 if is_later else 2), call
 
 
+OF_IMAGES = """
+import sys
+from bilens import __main__ as program
+training = "train images --n-layers 1 --epochs 1 --output run"
+for words in (training, "explain run", "eigenvectors run", "certify run"):
+    sys.argv = ["bilens", *words.split()]
+    program.main()
+    assert "transformers" not in sys.modules, words
+"""
+
+
+def test_images_are_trained_on_and_read_without_transformers(tmp_path):
+    python("-c", OF_IMAGES, cwd=tmp_path)
+
+
 def test_the_end_of_a_closed_or_full_output():
     for target, reason in ((">&-", "standard output is closed"), (">/dev/full", "No space left")):
         # With buffers, as is usual: the error comes when the last of them is flushed.
