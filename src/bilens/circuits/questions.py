@@ -90,23 +90,23 @@ def uses(
     """
     roles: dict[int, Use] = {}
     fractions: dict[int, float] = {}
-    ids = [number for numbers in templates.values() for number in numbers]
-    for number, rise in zip(ids, rises.tolist(), strict=True):
-        fractions[number] = rise / abs(everything.cases[number].change)
+    ids = [i for numbers in templates.values() for i in numbers]
+    for i, rise in zip(ids, rises.tolist(), strict=True):
+        fractions[i] = rise / abs(everything.cases[i].change)
     for numbers in templates.values():
         shares = Split.shares(numbers)
         for use, some in zip(USES, shares, strict=True):
-            for number in some:
-                roles[number] = "all" if len(numbers) == 1 else use
+            for i in some:
+                roles[i] = "all" if len(numbers) == 1 else use
     questions = []
-    for number, case in enumerate(everything.cases):
+    for i, case in enumerate(everything.cases):
         if case.question.task != task:
             continue
         why = ""
-        if number not in roles:
-            why = "the model answers otherwise" if number in different else "repeats another"
-        use = roles.get(number, "left out")
-        f = fractions.get(number)
+        if i not in roles:
+            why = "the model answers otherwise" if i in different else "repeats another"
+        use = roles.get(i, "left out")
+        f = fractions.get(i)
         questions.append(UsedQuestion(case.question, case.texts, use, why, case.ends, f))
     return questions
 

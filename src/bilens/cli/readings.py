@@ -257,8 +257,8 @@ def show_reading(reading: Reading) -> None:
                 out.print(f"\n{caption}", style="bold", highlight=False)
                 for line in part.lines:
                     out.print(coloured(line))
-    if said := reading.said:
-        out.print(said, soft_wrap=not out.is_terminal)
+    if answer := reading.said:
+        out.print(answer, soft_wrap=not out.is_terminal)
 
 
 def write_reading(reading: Reading, path: Path, about: str = "") -> None:

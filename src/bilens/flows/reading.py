@@ -270,11 +270,11 @@ class FlowReading(Reading):
         """Return what is preferred in both runs: two names that may be the same."""
         after, text = ("after", "text") if self._are_texts else ("in", "run")
         first, second = names
-        both, last = f"both {text}s", "the second"
+        pair, last = f"both {text}s", "the second"
         if self.question.is_neutral:
-            both, last = "this text and the neutral one", "the neutral one"
+            pair, last = "this text and the neutral one", "the neutral one"
         if first == second:
-            return f"{first} {after} {both}"
+            return f"{first} {after} {pair}"
         return f"{first} {after} the first {text} and {second} {after} {last}"
 
     @property

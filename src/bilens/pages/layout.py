@@ -84,7 +84,7 @@ def table_plot(reading: Reading) -> Figure:
 def record_of(reading: Reading) -> dict[str, Any]:
     """Return a reading for JSON: its answer, and its plain fields, or its facts and tables."""
     record = plain(reading) if reading.has_plain_fields else facts_and_tables(reading)
-    return {"answer": said, **record} if (said := reading.said) else record
+    return {"answer": answer, **record} if (answer := reading.said) else record
 
 
 def facts_and_tables(reading: Reading) -> dict[str, Any]:

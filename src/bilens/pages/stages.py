@@ -39,8 +39,8 @@ def stages_figure(
 
     The rows are heads and MLPs at each role that has a stage. Letters have 10 pixels or more.
     """
-    used = {(stage.kind, stage.role) for stage in stages.stages}
-    rows = [row for row in ROWS if row in used]
+    places = {(stage.kind, stage.role) for stage in stages.stages}
+    rows = [row for row in ROWS if row in places]
     alone, others = stages.measured.restored.value, stages.measured.left.value
     share = f"{len(stages.stages)} stages restore {alone:z.0%}; without them {others:z.0%} is left"
     lines = wrap(title, int(width / 8.2))

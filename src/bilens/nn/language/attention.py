@@ -128,8 +128,8 @@ class Attention(nn.Module):
         scores = [q @ k.mT for q, k in self.queries_keys(x, pos_embed, rope)]
         # Only norms of outputs make a pattern depend on values.
         values = self.values(x, v_first).repeat_interleave(self.n_heads // self.n_kv_heads, 1)
-        seen = torch.ones(scores[0].shape[-2:], dtype=torch.bool, device=x.device).tril()
-        return self.pattern(scores, seen, values)
+        mask = torch.ones(scores[0].shape[-2:], dtype=torch.bool, device=x.device).tril()
+        return self.pattern(scores, mask, values)
 
     def queries_keys(
         self,
