@@ -118,6 +118,22 @@ def test_text_goes_in_as_a_string_or_as_ids():
     assert [name for name, text in takes.items() if not text] == []
 
 
+PARTICIPLES = (
+    "asked both drawn found given kept known moved named said shown taken told used wanted"
+)
+
+
+def test_local_variables_are_nouns():
+    """They say what a thing is, not what was done to it."""
+    wrong = set()
+    for path, nodes in nodes_of_files().items():
+        functions = [node for node in nodes if isinstance(node, ast.FunctionDef)]
+        names = (x for f in functions for x in ast.walk(f) if isinstance(x, ast.Name))
+        stored = (x for x in names if isinstance(x.ctx, ast.Store) and x.id in PARTICIPLES.split())
+        wrong |= {f"{path.name}:{x.lineno} {x.id}" for x in stored}
+    assert sorted(wrong) == []
+
+
 def test_no_two_classes_have_one_name():
     names = Counter(node.name for node in all_nodes() if isinstance(node, ast.ClassDef))
     assert [name for name, count in names.items() if count > 1] == []

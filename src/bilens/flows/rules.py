@@ -815,17 +815,17 @@ def _attention(
 
 
 def _entry(
-    call: AttentionCall, seen: Tensor, head: int, position: int, source: int
+    call: AttentionCall, choice: Tensor, head: int, position: int, source: int
 ) -> Float[Tensor, " texts"]:
     """Return an entry of a pattern of which both texts see unlike scores, in the same graph."""
     with torch._C.DisableTorchFunction():
         query, key = call.query[:, head, position, :, None], call.key[:, head]
         scores = call.scale * MatrixProduct.apply(key, query)[..., 0]
         shape = (len(scores), call.query.shape[1], call.query.shape[2], call.key.shape[2])
-        mask, shown = (x.expand(shape)[:, head, position] for x in (call.mask, seen))
+        mask, visible = (x.expand(shape)[:, head, position] for x in (call.mask, choice))
         if mask.dtype == torch.bool:
             mask = torch.zeros_like(scores).masked_fill(~mask, -torch.inf)
-        weights: Tensor = Softmax.apply(scores + mask, shown)[:, source]
+        weights: Tensor = Softmax.apply(scores + mask, visible)[:, source]
         mark(weights)
     return weights
 

@@ -60,8 +60,8 @@ def keep(ctx: Any, *tensors: Tensor) -> None:
     """Keep activations for the backward pass of an operation."""
     of_storage = _by_storage.__dict__.setdefault("kept", defaultdict(list))
     ctx.kept = [_Kept(x.detach()) for x in tensors]
-    for kept in ctx.kept:
-        of_storage[kept.value.untyped_storage().data_ptr()].append(weakref.ref(kept))
+    for value in ctx.kept:
+        of_storage[value.value.untyped_storage().data_ptr()].append(weakref.ref(value))
 
 
 def kept(ctx: Any) -> list[Tensor]:

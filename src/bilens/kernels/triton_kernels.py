@@ -202,11 +202,11 @@ def states_kernel(  # type: ignore[no-untyped-def]
                         t = begin + tl.arange(0, BT)
                         factors_a = _tile(a_, t, first + tl.arange(0, BI), time, a_time, WA, DA)
                         factors_b = _tile(b_, t, left + tl.arange(0, BJ), time, b_time, WB, DB)
-                        both = tl.reshape(
+                        pairs = tl.reshape(
                             factors_a[:, :, None] * factors_b[:, None, :], (BT, BI * BJ)
                         )
                         values = _tile(c_, t, e, time, c_time, WC, DC)
-                        S = tl.dot(tl.trans(both), values, S, input_precision=PRECISION)
+                        S = tl.dot(tl.trans(pairs), values, S, input_precision=PRECISION)
         if (last is not None) and (TOTALS or segment == segments - 1):
             out = last + (head * segments + segment if TOTALS else head) * size
             tl.store(out + at, S)
@@ -261,10 +261,10 @@ def read_kernel(  # type: ignore[no-untyped-def]
                 factors = _tile(qa, t, column, time, qa_time, WA, DA)
                 if HALF:
                     factors = tl.where(column[None] < left, 2 * factors, factors)
-                both = tl.reshape(factors[:, :, None] * right[:, None, :], (BT, BI * BK))
+                pairs = tl.reshape(factors[:, :, None] * right[:, None, :], (BT, BI * BK))
                 at = (start + tile // BK) * SA + (left + tile % BK) * SB
                 part = tl.load(S + at[:, None])
-                total = tl.dot(both, part, total, input_precision=PRECISION)
+                total = tl.dot(pairs, part, total, input_precision=PRECISION)
     out = t.to(tl.int64)[:, None] * WC + e[None]
     inside = (t < time)[:, None]
     if WC != DC:

@@ -115,7 +115,7 @@ def directions_figure(reading: CutReading, bond: int, shape: tuple[int, int]) ->
     The bond of the input has the number 0.
     """
     check_index("bond", bond, len(reading.cut.ranks))
-    rows = [reading.direction(bond, number) for number in range(reading.cut.ranks[bond])]
+    rows = [reading.direction(bond, k) for k in range(reading.cut.ranks[bond])]
     aspect = shape[0] / shape[1]
     rise = aspect + 0.16
     n_pictures = 1 + (bond > 0)
@@ -131,13 +131,13 @@ def directions_figure(reading: CutReading, bond: int, shape: tuple[int, int]) ->
         middle = y + aspect / 2
         name = f"{bond}.{direction.number + 1}\n{direction.share:.1%}"
         canvas.label(name, x=0.5, y=middle, color=GREY, on_line=True)
-        for number, vector in enumerate(reading.pixels(bond, direction.number)):
-            canvas.eigenvector(vector, shape, x=1.05 + 1.08 * number, y=y)
-        for number, shown_images in enumerate(direction.images):
-            left = start + side * number
+        for k, vector in enumerate(reading.pixels(bond, direction.number)):
+            canvas.eigenvector(vector, shape, x=1.05 + 1.08 * k, y=y)
+        for k, shown_images in enumerate(direction.images):
+            left = start + side * k
             for i, index in enumerate(shown_images):
                 canvas.image(reading.data.test_images[index], shape, x=left + 1.04 * i, y=y)
-            lines = _moved(direction.effects[number], reading.data.class_names)
+            lines = _moved(direction.effects[k], reading.data.class_names)
             for line, (text, color) in enumerate(lines):
                 at = middle + 0.3 * (line - (len(lines) - 1) / 2)
                 x = left + side - names / 2 - 0.1
