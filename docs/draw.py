@@ -1,7 +1,7 @@
 """Draw the pictures of the docs that need runs: `python -m docs.draw [NAME ...]`, all by default.
 
-The runs are those of these commands, and Chrome or Chromium photographs the page of a flow of the
-story model:
+The runs are those of these commands. Chrome or Chromium photographs the page of a flow of the story
+model, and stages are those of SmolLM2, after `make test-models`:
 
     bilens train images --data mnist --output runs/mnist
     bilens train images --data mnist --n-layers 2 --epochs 8 --decay 0.7 --output runs/two
@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 from benchmarks.unseen_templates import LEVEL, OURS, PARTS
 from experiments.curves import BLUE, RED
+from experiments.pretrained import smollm2
 from experiments.results import load_results
 from matplotlib.figure import Figure
 from playwright.sync_api import sync_playwright
@@ -168,6 +169,18 @@ def flow() -> None:
         page.locator(".flow .graph").screenshot(path=FOLDER / "flow.png")
 
 
+def stages() -> None:
+    """Draw the stages of a task in SmolLM2."""
+    model, picture = smollm2(), FOLDER / "stages.svg"
+    assert model is not None
+    command = ["circuit", str(model), "--questions", "gender", "--width", "280"]
+    command += ["--figure", str(picture), "--output", "runs/stages.html"]
+    subprocess.run([sys.executable, "-m", "bilens", *command], check=True)
+
+
+BY_COMMAND = {"flow.png": flow, "stages.svg": stages}
+
+
 def _classifier(run: str) -> ImageClassifier:
     model = bilens.load(run)
     assert isinstance(model, ImageClassifier)
@@ -175,8 +188,8 @@ def _classifier(run: str) -> ImageClassifier:
 
 
 if __name__ == "__main__":
-    for name in sys.argv[1:] or [*FIGURES, "flow.png"]:
-        if name == "flow.png":
-            flow()
+    for name in sys.argv[1:] or [*FIGURES, *BY_COMMAND]:
+        if name in BY_COMMAND:
+            BY_COMMAND[name]()
         else:
             save_figure(FIGURES[name](), FOLDER / name, scale=1)
