@@ -13,17 +13,8 @@ from tests.explore.browser import chromium, find_browser
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config):
-    if config.option.dist != "no" and not hasattr(config, "workerinput"):
-        return  # this process hands tests to others, and runs none itself
-    # Threads without work do not take the cores of other tests; read when torch is imported.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    import torch  # noqa: PLC0415
     from hypothesis import HealthCheck, settings  # noqa: PLC0415
 
-    torch.set_num_threads(1)
-    if not torch.cuda.is_available():
-        # Triton runs its kernels in an interpreter then; it looks when it is first imported.
-        os.environ["TRITON_INTERPRET"] = "1"
     # `make test-slow` asks for the second. Examples are others in each run, and a failure prints
     # how to see its own again; what lands is decided by the same examples for everybody.
     for profile, examples in (("bilens", 6), ("nightly", 100)):
@@ -36,6 +27,16 @@ def pytest_configure(config):
             suppress_health_check=[HealthCheck.too_slow],
         )
     settings.load_profile("bilens")
+    if config.option.dist != "no" and not hasattr(config, "workerinput"):
+        return  # this process hands tests to others, and runs none itself
+    # Threads without work do not take the cores of other tests; read when torch is imported.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    import torch  # noqa: PLC0415
+
+    torch.set_num_threads(1)
+    if not torch.cuda.is_available():
+        # Triton runs its kernels in an interpreter then; it looks when it is first imported.
+        os.environ["TRITON_INTERPRET"] = "1"
     from tests import models  # noqa: PLC0415
 
     config.pluginmanager.register(models)

@@ -26,7 +26,7 @@ from bilens.settings import Count
 from bilens.transformer import ResidualModel
 from bilens.transformer.passes import last_streams, logit_of
 from bilens.transformer.running import counting_operations
-from bilens.transformer.tokens import require_tokenizer
+from bilens.transformer.tokens import in_template, require_tokenizer
 
 EXAMPLES = (
     ("The keys to the cabinet", "The key to the cabinet", " are", " is"),
@@ -254,6 +254,9 @@ def example_of(model: ResidualModel, corpus: Corpus | None) -> Example:
 
     If it can read none, the texts are the beginnings of two texts of the corpus.
     """
+    if model.chat:
+        # Texts that cannot be read are passed over below, and without a template none can be.
+        in_template(EXAMPLES[0][0], model.tokenizer)
     examples = [example for row in EXAMPLES if (example := _known(model, *row)) is not None]
     if examples:
         return next((example for example in examples if _is_answered(model, example)), examples[0])
