@@ -35,7 +35,7 @@ GROUPS = {
         *("stories", "grammar", "compare", "induction", "anneal", "linear_gates"),
         *("tensorise", "tensorise_own", "tensor_readings"),
     ],
-    "Circuits and flows": ["coverage", "patching", "labels", "tuned"],
+    "Circuits and flows": ["coverage", "patching", "labels", "directions", "tuned"],
     "Exactness and speed": [
         *(
             "flow_memory",
