@@ -35,7 +35,7 @@ GROUPS = {
         *("stories", "grammar", "compare", "induction", "anneal", "linear_gates"),
         *("tensorise", "tensorise_own", "tensor_readings"),
     ],
-    "Circuits and flows": ["coverage", "patching", "labels", "directions", "tuned"],
+    "Circuits and flows": ["coverage", "patching", "labels", "tuned"],
     "Exactness and speed": [
         *(
             "flow_memory",
@@ -52,7 +52,7 @@ GROUPS = {
 }
 """Headings of the page, and the names of their files."""
 OF_THE_PROJECT = (
-    *("agreement", "cost", "families", "many", "size", "story", "users"),
+    *("agreement", "cost", "directions", "families", "many", "size", "story", "users"),
     *("products", "quantised", "unseen_templates"),
 )
 """Files that the page leaves out: about the project itself, or with their numbers elsewhere."""
