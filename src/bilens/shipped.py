@@ -22,7 +22,9 @@ def find_model(source: str | Path) -> str | Path:
     name = str(source)
     if name == STORY.name:
         return source if (Path(source) / "config.json").is_file() else STORY
-    if get_close_matches(name.lower(), [STORY.name], cutoff=0.7) and not Path(source).exists():
+    # An owner's repository may have the name, and nobody else's can.
+    is_near = "/" not in name and get_close_matches(name.lower(), [STORY.name], cutoff=0.7)
+    if is_near and not Path(source).exists():
         raise BilensError(
             f"{source} is no model here. Did you mean story, the model that comes with bilens?"
         )
