@@ -91,13 +91,14 @@ def test_what_is_no_file_is_refused_before_any_work(name, path, kind, capsys):
         ("circuit", "model", "--questions", "link.tsv", "--output", "./q.tsv"),
         (*FLOW, "--output", "x.html", "--save-graph", "x.json"),
         (*FLOW, "--figure", "x.svg", "--figure", "x.svg"),
+        ("graph", "q.tsv", "--output", "q.tsv"),
     ],
 )
 def test_no_output_overwrites_what_another_option_names(words, capsys):
     questions = "t1 t2\tt3\tt4\tt5 t2\n"
     Path("q.tsv").write_text(questions)
     Path("link.tsv").symlink_to("q.tsv")
-    assert re.search("would overwrite .*, which .* names too", refusal(capsys, *words))
+    assert re.search("would overwrite .*, which the command names too", refusal(capsys, *words))
     assert Path("q.tsv").read_text() == questions
     assert not Path(words[-1]).exists() or words[-1].endswith(".tsv")
 

@@ -153,7 +153,7 @@ ATTENTION = "model.layers.1.self_attn"
 BIDIRECTIONAL = {**FAMILIES["gemma3"][1], "use_bidirectional_attention": True}
 HEADS, MAPPED = "config.num_attention_heads", partial(changed, opened=lambda v: v.direction(3))
 OTHERS = {
-    "BertModel, whose structure is not known": lambda: bilens.load(
+    "BertModel, whose structure is not known, and which does not predict": lambda: bilens.load(
         BertModel(BertConfig(hidden_size=12, intermediate_size=4))
     ),
     "self_attn is not causal": [

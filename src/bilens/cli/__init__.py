@@ -108,11 +108,11 @@ def check_outputs(settings: Mapping[str, Any]) -> None:
 
     These are devices and named pipes, and a file that is also read, or written by another option.
     """
-    option_of: dict[str, str] = {}
+    places = set[str]()
     for name, setting in settings.items():
         for value in () if name in OUTPUTS else _listed(setting):
             if isinstance(value, str | os.PathLike) and os.path.isfile(value):  # noqa: PTH113
-                option_of[os.path.realpath(value)] = name
+                places.add(os.path.realpath(value))
     for name in filter(OUTPUTS.__contains__, settings):
         for value in filter(None, _listed(settings[name])):
             path = files.check_target(value)
@@ -121,12 +121,12 @@ def check_outputs(settings: Mapping[str, Any]) -> None:
             for target in (path, *numbers):
                 place = os.path.realpath(target)
                 # Several outputs may share a folder.
-                if place in option_of and target.suffix and not target.is_dir():
+                if place in places and target.suffix and not target.is_dir():
                     raise BilensError(
-                        f"{flag_of(name)}={value} would overwrite {target}, which "
-                        f"{flag_of(option_of[place])} names too; choose another name"
+                        f"{flag_of(name)}={value} would overwrite {target}, which the command "
+                        "names too; choose another name"
                     )
-                option_of[place] = name
+                places.add(place)
 
 
 def _listed(value: Any) -> tuple[Any, ...]:

@@ -80,12 +80,19 @@ class ResidualModel:
         self.tokenizer = tokenizer
         check_merged(model)
         self._numbers: dict[str, Any] = {}
-        if type(model).__name__ in known_families() or not is_causal_model(model):
+        kind = type(model).__name__
+        if kind in known_families():
             self.modules = find_modules(model)
             self.places = known_places(model, self.modules)
             self._numbers = config_numbers(model)
-        else:
+        elif is_causal_model(model):
             self.places = find_places(model)
+        else:
+            raise BilensError(
+                f"model is a {kind}, whose structure is not known, and which does not predict each "
+                "token from earlier ones alone, as flows need; expected a model that "
+                "AutoModelForCausalLM of transformers opens, or bilens.register_family() before"
+            )
 
     def __getattr__(self, name: str) -> Any:
         # Only the modules of an unknown family are missing: whoever asks for them is refused.
