@@ -56,8 +56,8 @@ def flow_sections(reading: FlowReading) -> list[Section]:
         )
         # Only the paths are estimates, what is removed or exchanged is measured.
         text = (
-            f"{method} All {len(reading.strongest)} heads and MLPs of the picture at once, heads "
-            f"with all of their sources: {signed(reading.together)}."
+            f"{method} With all {len(reading.strongest)} heads and MLPs of the picture at once, "
+            f"heads with all of their sources, the change is {signed(reading.left)}."
         )
         picture = Picture("interventions", lambda: ablation_figure(ablation))
         sections.append(Section("How well it holds", text, [[picture]]))
