@@ -228,7 +228,9 @@ def check_numbers(name: str, numbers: Tensor, size: int, what: str) -> None:
 
 
 def check_labels(labels: Tensor, n_classes: int) -> None:
-    """Raise unless there is at least one label and every label is a class from 0 on."""
+    """Raise unless there is at least one label and every label is one of two classes or more."""
+    if n_classes < 2:
+        raise BilensError(f"the model has n_classes={n_classes}, expected two classes or more")
     if not len(labels):
         raise BilensError("labels is empty, expected at least one sample")
     check_numbers("labels", labels, n_classes, "numbers of classes")

@@ -169,6 +169,9 @@ ARGUMENTS = {
         *sentences(Grammar(), "lily ate", "[BOS] ate", "[BOS] lily tom", "[BOS] tom pie"),
         *sentences(DeepGrammar(), "[BOS] map one", "[BOS] code )", "[BOS] tale near", "[BOS] red"),
     ],
+    r"^data='own' has images of the classes \('a',\), expected two classes or more to": pixels(
+        class_names=("a",), train_labels=torch.tensor([0, 0])
+    ),
     "^train_labels holds the number 2, expected 0 to 1, numbers of": pixels(
         train_labels=torch.tensor([0, 2])
     ),
@@ -232,6 +235,7 @@ FOLDERS = {
     "holds the folders more, test, train, of which": images(*SPLIT, ("more/a/1.png", GREY)),
     "a holds folders, expected pictures only": images(*SPLIT, ("train/a/more/b/1.png", GREY)),
     "holds 2 pictures, expected at least 3, to train and to t": images(A, B),
+    r"has images of the classes \('b',\), expected two classes": images(B, BEE, ("b/3.png", GREY)),
     "b/2.png .* it has 5x5 pixels, expected 4x16 ": images(A, B, ("b/2.png", GREY.resize((5, 5)))),
     "b/2.png cannot be read: .*remove it": images(A, B, ("b/2.png", b"\x89PNG")),
     **{

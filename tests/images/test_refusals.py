@@ -9,6 +9,8 @@ from bilens.errors import NotBilinearError
 from bilens.images import (
     TruncationCurve,
     attack,
+    box_bounds,
+    certify,
     class_mask,
     class_spectra,
     classifier_bonds,
@@ -21,6 +23,7 @@ from bilens.images import (
     top_inputs,
     truncation_curve,
 )
+from bilens.images.chain import accuracy
 from bilens.language import (
     attention_pairs,
     attention_scores,
@@ -84,6 +87,10 @@ CLASSIFIERS = {
     ],
     r"labels is .* \(3,\).* beside x \(360, 64\)": lambda: truncation_curve(BATCH, X, LABELS[:3]),
     "labels holds the number -1": lambda: truncation_curve(BATCH, X, LABELS - 1),
+    "the model has n_classes=1, expected two classes or more": [
+        lambda measure=measure: measure(ImageClassifier(ClassifierConfig(64, 1)), X, 0 * LABELS)
+        for measure in (certify, box_bounds, accuracy)
+    ],
     "labels is empty": lambda: truncation_curve(BATCH, X[:0], LABELS[:0]),
     r"x is a tensor of shape \(2, 64\)": lambda: explain(BATCH, X[:2]),
     "n_classes=-1, expected a whole number, at least 1": lambda: explain(BATCH, X[0], n_classes=-1),

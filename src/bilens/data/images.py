@@ -67,7 +67,7 @@ class ImageData(Reading):
         return self.class_names[int(counts.argmax())], int(counts.max()) / len(self.test_labels)
 
     def is_chance(self, accuracy: float) -> bool:
-        """Return whether a test accuracy is no better than always naming the same class."""
+        """Return whether a test accuracy cannot be told from that of always naming one class."""
         _, chance = self.commonest
         # Two standard errors of the share that is right by chance.
         return accuracy < chance + 2 * (chance * (1 - chance) / len(self.test_labels)) ** 0.5
@@ -87,6 +87,11 @@ class ImageData(Reading):
                 continue
             check_finite(**{f"{split}_images": images})
             check_numbers(f"{split}_labels", labels, self.n_classes, "numbers of classes")
+        if self.n_classes < 2:
+            raise DataError(
+                f"data={self.name!r} has images of the classes {self.class_names}, expected two "
+                "classes or more to tell apart; add images of others"
+            )
 
     @property
     def n_inputs(self) -> int:

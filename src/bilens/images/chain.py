@@ -142,11 +142,12 @@ def check_outputs(
 
 
 def chance_sentence(accuracy: float, data: ImageData) -> str:
-    """Return a sentence about a model that is no better than chance."""
+    """Return a sentence about a model that cannot be told from chance."""
     name, chance = data.commonest
     return (
-        f"This model knows nothing that its parts could show: it has {accuracy:.1%} of test images "
-        f"right, and always naming {name} has {chance:.1%}."
+        f"This model cannot be told from chance with {len(data.test_labels):,} test images, so "
+        f"that its parts show nothing: it has {accuracy:.1%} right, and always naming {name} has "
+        f"{chance:.1%}."
     )
 
 

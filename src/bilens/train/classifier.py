@@ -206,7 +206,7 @@ def train_classifier(
     After every epoch the model, the settings, the metrics and a checkpoint are written to `run`.
     Ctrl-C writes them too, and stops the training between two steps. A resumed training ends with
     the same bits as an uninterrupted one, on one machine with one number of threads. A model that
-    does no better than chance is reported.
+    cannot be told from chance is reported.
 
     Args:
         config: architecture and sizes of the model.
@@ -272,13 +272,13 @@ def _train(session: _ClassifierSession, run: RunDirectory | None) -> None:
 
 
 def _report_chance(data: ImageData, training: ClassifierTraining, accuracy: float) -> None:
-    """Say so if a model is not better than one that always names the most frequent class."""
+    """Say so if a model cannot be told from one that always names the most frequent class."""
     if data.is_chance(accuracy):
         (name, chance), images = data.commonest, len(data.test_labels)
         steps = training.epochs * -(-len(data.train_labels) // training.batch_size)
         logger.warning(
-            f"Test accuracy {accuracy:.2%} is no better than chance: always {name!r} has "
-            f"{chance:.2%}, of {images:,} images. Train for more than these {steps:,} steps "
+            f"Test accuracy {accuracy:.2%} cannot be told from chance with {images:,} images "
+            f"(always {name!r} has {chance:.2%}). Train for more than these {steps:,} steps "
             f"(epochs={training.epochs}, batch_size={training.batch_size}), with a slower decay "
             f"({training.decay}), less input_noise ({training.input_noise}) or weight_decay "
             f"({training.weight_decay}), or with norm='scalar' if the model has many layers."
