@@ -10,6 +10,7 @@ import pytest
 import bilens
 from bilens.analyses import built_in
 from bilens.cli import COMMANDS, main
+from bilens.cli.readings import EXPORT_ENDINGS
 from tests.command_line import refusal, work_beside, write_sources
 from tests.nightly import nightly
 
@@ -45,6 +46,13 @@ WRITERS = {
     "graph": ["graph", "graph.json", "--output"],
 }
 """By name: the arguments before the path that a command writes to."""
+EXPORTS = {
+    "figure": [*FLOW, "--figure"],
+    "save_graph": [*FLOW, "--save-graph"],
+    "directions": ["circuit", "model", "--questions", "agreement", "--directions"],
+    "arrays": ["eigenvectors", "images", "--arrays"],
+}
+"""The same of further files, by their options."""
 LONG = ("demo", "reproduce", "graph")
 """Minutes of work, or a file that another command wrote; their writers are those of the others."""
 BRIEF = ("train images", "ngrams", "flow", "flow viewer", "process", "report")
@@ -82,6 +90,14 @@ def test_what_is_no_file_is_refused_before_any_work(name, path, kind, capsys):
     assert Path("pipe").is_fifo()
     assert Path("link").is_symlink()
     assert Path("/dev/full").is_char_device()
+
+
+@pytest.mark.parametrize("name", [*WRITERS, *EXPORTS])
+def test_a_place_that_cannot_be_made_is_refused_before_any_work(name, monkeypatch, capsys):
+    monkeypatch.setattr("bilens.models.load", None)
+    path = f"texts.txt/x/page.html{EXPORT_ENDINGS.get(name, ('',))[0]}"
+    message = f"{path} could not be written: Not a directory"
+    assert message in refusal(capsys, *(WRITERS | EXPORTS)[name], path)
 
 
 @pytest.mark.parametrize(

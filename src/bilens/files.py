@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from errno import EINVAL
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 from uuid import uuid4
@@ -85,6 +86,14 @@ def check_target(path: Path) -> Path:
                 "another path; --json prints results to standard output."
             )
         return Path(os.path.realpath(path)) if path.is_symlink() else path
+
+
+def check_writable(path: Path) -> None:
+    """Raise CheckpointError unless the nearest folder of a path lets something be made in it."""
+    with file_errors(path):
+        places = [path, *path.absolute().parents]
+        folder = next(x for x in places if x.is_dir() or (x.exists() and x is not path))
+        TemporaryDirectory(prefix=UNFINISHED, dir=folder).cleanup()
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from bilens.question_files import check_questions
 from bilens.sections import plain
 
 JSON = "--json"
-OUTPUTS = ("output", "viewer", "save_graph", "figure", "space")
+OUTPUTS = ("output", "arrays", "viewer", "save_graph", "figure", "directions", "space")
 """Options that name what a command writes."""
 
 DIVIDED = ("train language", "anneal", "linearise", "tensorise", "flow-table", "circuit")
@@ -106,7 +106,8 @@ def check_processes(args: Sequence[str]) -> None:
 def check_outputs(settings: Mapping[str, Any]) -> None:
     """Refuse outputs before any work, instead of after hours of it.
 
-    These are devices and named pipes, and a file that is also read, or written by another option.
+    These are devices and named pipes, a place where nothing can be made, and a file that is also
+    read, or written by another option.
     """
     places = set[str]()
     for name, setting in settings.items():
@@ -116,6 +117,7 @@ def check_outputs(settings: Mapping[str, Any]) -> None:
     for name in filter(OUTPUTS.__contains__, settings):
         for value in filter(None, _listed(settings[name])):
             path = files.check_target(value)
+            files.check_writable(path)
             # The numbers of a page are written beside it.
             numbers = [path.with_suffix(".json")] if path.suffix == ".html" else []
             for target in (path, *numbers):
