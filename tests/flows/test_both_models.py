@@ -163,9 +163,10 @@ def test_what_is_undone_is_what_each_method_puts_first():
         assert undone[by].lost == expected
         expected = Interval.of(changes.sign() * (run([name]) - run(())), changes.abs())
         assert undone[by].won == expected
-    assert table.share(names).value == pytest.approx(
-        float((signs * table.flows.sum(1)).mean()) / table.value
-    )
+    # Shares are of the weights' part.
+    flow = float((signs * table.flows[:, :1].sum(1)).mean())
+    assert table.share(list(names)[:1]).value == pytest.approx(flow / table.of_weights)
+    assert table.share(names).value == pytest.approx(1)
 
 
 def test_weights_of_no_layer_are_named_so():
@@ -190,7 +191,7 @@ def test_what_cannot_be_asked_is_refused():
     asked = [question for question in QUESTIONS if not question.has_two_texts]
     unread = diffs(view, ResidualModel(model, TOKENS), asked)
     assert (unread.value, unread.weights) == (0, {"embed.weight": 0})
-    assert "+0.00" in unread.answer()
+    assert "by 0. " in unread.answer()
     assert len(unread.frame()) == 1
     assert len(unread.sections()) == 4
     # The weights of no layer are none of a layer with the number -1.

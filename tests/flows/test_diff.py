@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+import re
 
 import pytest
 import torch
@@ -12,7 +13,8 @@ from torch.nn import functional
 import bilens
 from bilens import BilensError
 from bilens.convert import save_model
-from bilens.flows import diff
+from bilens.flows import diff, tuning
+from bilens.sections import Table
 from bilens.transformer import ResidualModel
 from tests.families import EACH, MIXTURES, exact_norms, family_view
 from tests.models import TOKENS, random_model
@@ -201,3 +203,43 @@ def test_models_that_do_not_fit_are_refused(tmp_path):
     assert "the same weights" in reading.answer()
     save_model(tmp_path / "tuned", tuned_from(view).model, TOKENS)
     assert "Tuning changes" in bilens.diff(view, tmp_path / "tuned", "t3 t9 t4", "t5").answer()
+
+
+@pytest.mark.parametrize("against", [None, OTHER], ids=["one text", "two texts"])
+@pytest.mark.parametrize("size", [0.1, 1e-5])
+def test_the_sentence_says_both_parts_with_digits_of_any_size(against, size):
+    view = family_view("llama")
+    reading = diff(view, tuned_from(view, size), TEXT, "t5", against=against)
+    sentence, numbers = reading.answer(), [reading.value]
+    if against is not None:
+        numbers += [reading.of_weights, float(reading.of_tokens.sum())]
+    assert ("second text" in sentence) is ("tokens and choices" in sentence) is (len(numbers) > 1)
+    assert reading.of_weights == pytest.approx(sum(reading.weights.values()), rel=1e-12)
+    told = [float(x) for x in re.findall(r"by ([+-]\S+?)[:,;.]?(?= |$)", sentence)]
+    assert told == pytest.approx(numbers, rel=5e-3)
+    # Shares are of the weights' part, in the sentence and in the table.
+    assert sum(reading.columns()["share"]) == pytest.approx(1)
+    layers = reading.layers()
+    first, last = tuning.carrying_layers(layers, 0.7)
+    share = sum(x for layer, x in layers.items() if first <= layer <= last) / reading.of_weights
+    assert f"{tuning._place(first, last)} {share:.2f} of " in sentence
+    # Every column of flows shows the size of its numbers, on each table of the page.
+    for section in reading.sections():
+        for table in (part for part in section.parts if isinstance(part, Table)):
+            if "flow" in table.header:
+                cells = [row[table.header.index("flow")] for row in table.rows]
+                flows = table.frame["flow"].tolist()
+                assert [*map(float, cells)] == pytest.approx(flows, rel=5e-3)
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "words"),
+    [
+        (1, 1, "layer 1 carries"),
+        (0, 2, "layers 0 to 2 carry"),
+        (-1, -1, "the weights of no layer carry"),
+        (-1, 0, "the weights of no layer and layer 0 carry"),
+    ],
+)
+def test_layers_in_words(first, last, words):
+    assert tuning._place(first, last) == words

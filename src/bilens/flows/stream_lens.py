@@ -66,7 +66,7 @@ class LensReading(Reading):
     title: ClassVar[str] = "Which tokens does the change raise, layer by layer?"
     has_plain_fields: ClassVar[bool] = True
     axes: ClassVar[dict[str, str]] = {"x": "token", "y": "answer"}
-    formats: ClassVar[dict[str, str]] = {"answer": "+.3f"}
+    formats: ClassVar[dict[str, str]] = {"answer": "+#.3g"}
 
     @property
     def layers(self) -> list[int]:

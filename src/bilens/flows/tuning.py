@@ -38,7 +38,7 @@ from bilens.flows.switches import SwitchedRules
 from bilens.language.names import shown_tokens
 from bilens.models import load
 from bilens.options import Target
-from bilens.sections import Columns, Fact
+from bilens.sections import Columns, Fact, signed
 from bilens.settings import Count
 from bilens.transformer import ResidualModel, in_chat
 from bilens.transformer.tokens import text_ids
@@ -69,7 +69,7 @@ class DiffReading(Reading):
     title: ClassVar[str] = "What did tuning change?"
     axes: ClassVar[dict[str, str]] = {"x": "weight", "y": "flow"}
     formats: ClassVar[dict[str, str]] = {
-        "flow": "+.4f",
+        "flow": "+#.3g",
         **dict.fromkeys(("share", "share, low", "share, high"), ".1%"),
     }
 
@@ -91,6 +91,11 @@ class DiffReading(Reading):
     def value(self) -> float:
         """The mean change of the metric, which the flows add up to."""
         return float((self.signs * (self.values[0] - self.values[1])).mean())
+
+    @property
+    def of_weights(self) -> float:
+        """The part of the change that the weights have; tokens and choices have the rest."""
+        return float(self.signs @ self.flows.sum(1)) / len(self.flows)
 
     @property
     def weights(self) -> dict[str, float]:
@@ -115,22 +120,22 @@ class DiffReading(Reading):
         }
 
     def share(self, names: Sequence[str]) -> Interval:
-        """Return the share of some weights in the change, with its interval over questions.
+        """Return the share of some in what all weights change, with its interval over questions.
 
         Raises:
-            BilensError: no answer changes.
+            BilensError: the weights change no answer.
         """
-        if not self.value:
+        if not self.of_weights:
             raise BilensError("No answer changes, so that weights have no share of a change")
         numbers = [i for i, name in enumerate(self.models.pairs) if name in names]
         flows = self.flows[:, numbers].sum(1)
-        return Interval.of(self.signs * flows, self.signs * (self.values[0] - self.values[1]))
+        return Interval.of(self.signs * flows, self.signs * self.flows.sum(1))
 
     def columns(self) -> Columns:
         """Return a row for each weight, the largest |flow| first."""
         names, weights = self.strongest(), self.weights
         # No weight has a share of no change.
-        shares = [self.share([name]) for name in names] if self.value else []
+        shares = [self.share([name]) for name in names] if self.of_weights else []
         return {
             "weight": names,
             "layer": [layer_of(name) for name in names],
@@ -147,16 +152,21 @@ class DiffReading(Reading):
         first, last = carrying_layers(layers, 0.7)
         strongest = self.strongest()[0]
         share = sum(flow for layer, flow in layers.items() if first <= layer <= last)
-        text = f"Tuning changes {self.metric} by {self.value:+.2f}"
+        has_texts = any(fitted.corrupt is not None for fitted in self.models.questions)
+        cause = "Tuning and the second text together change" if has_texts else "Tuning changes"
+        text, whole = f"{cause} {self.metric} by {signed(self.value)}", "it"
+        if self.rest.any():
+            rest, whole = signed(self.value - self.of_weights), "the weights' part"
+            text += f": weights by {signed(self.of_weights)}, tokens and choices by {rest}"
         size = sum(map(abs, weights.values()))
-        if abs(self.value) <= 0.1 * size:
+        if abs(self.of_weights) <= 0.1 * size:
             return (
-                f"{text}. The flows of its {len(weights)} weights have {size:.2f} together "
+                f"{text}. The flows of its {len(weights)} weights have {size:.3g} together "
                 "and nearly cancel, so that shares of the change say little here."
             )
         return (
-            f"{text}; {_place(first, last)} carry {share / self.value:.2f} of it, and the "
-            f"strongest weight, {strongest}, {weights[strongest] / self.value:.2f}. A share "
+            f"{text}; {_place(first, last)} {share / self.of_weights:.2f} of {whole}, and the "
+            f"strongest weight, {strongest}, {weights[strongest] / self.of_weights:.2f}. A share "
             "is not what is lost when this weight alone is undone."
         )
 
@@ -249,12 +259,12 @@ class ModelDiff(DiffReading):
 
 
 def _place(first: int, last: int) -> str:
-    """Return a range of layers in words; -1 stands for the weights of no layer."""
-    layers = f"layers {max(first, 0)} to {last}"
-    outside = "the weights of no layer"
+    """Return that a range of layers carries; -1 stands for the weights of no layer."""
+    start, outside = max(first, 0), "the weights of no layer"
+    layers = f"layer {last}" if start == last else f"layers {start} to {last}"
     if first >= 0:
-        return layers
-    return f"{outside} and {layers}" if last >= 0 else outside
+        return f"{layers} carr{'ies' if start == last else 'y'}"
+    return f"{outside} and {layers} carry" if last >= 0 else f"{outside} carry"
 
 
 def carrying_layers(layers: Mapping[int, float], share: float) -> tuple[int, int]:

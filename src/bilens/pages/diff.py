@@ -12,10 +12,9 @@ from bilens.flows.both_models import layer_of
 from bilens.flows.interval import interval_columns
 from bilens.flows.tuning import DiffReading, ModelDiff
 from bilens.pages.layout import plot_of, sections_of
-from bilens.sections import Picture, Section, Table, by_column
+from bilens.sections import Picture, Section, Table, by_column, signed
 
 SHOWN, STRONGEST = 30, 10
-FORMATS = {"flow": "+.4f"}
 PLACES = r"\d+|weight|layers|model|h|transformer"
 """Parts of names that are of no kind of weight."""
 
@@ -43,7 +42,7 @@ def diff_sections(reading: DiffReading) -> list[Section]:
             "weights of": [f"layer {layer}" if layer >= 0 else "no layer" for layer in layers],
             "flow": [*reading.layers().values()],
         }
-        if reading.value:
+        if reading.of_weights:
             table |= interval_columns("share", [reading.share(names) for names in layers.values()])
         text = "The flow of each layer's weights, and its share, with an interval over questions."
         if reading.shapley:
@@ -51,9 +50,7 @@ def diff_sections(reading: DiffReading) -> list[Section]:
             text += (
                 " The Shapley value is the mean change over random orders, in runs of the model."
             )
-        formats = dict.fromkeys([*table][2:], ".1%") | dict.fromkeys(
-            ("Shapley value", "flow"), "+.3f"
-        )
+        formats = {**reading.formats, "Shapley value": reading.formats["flow"]}
         parts.append(Section("By layer", text, [[Table(table, "", formats)]]))
     return [
         Section(
@@ -64,9 +61,9 @@ def diff_sections(reading: DiffReading) -> list[Section]:
         ),
         Section(
             "The strongest weights",
-            "The flow of each weight, its share of the change, and of one question the token at "
-            f"which most of it is read. {len(reading.weights):,} weights differ; their flows, with "
-            f"those of tokens and choices, add up to {reading.value:+.4f}.",
+            "The flow of each weight, its share of what all weights change, and of one question the "
+            f"token at which most of it is read. {len(reading.weights):,} weights differ; their flows, with "
+            f"those of tokens and choices, add up to {signed(reading.value)}.",
             [[Table(frame, "", reading.formats)]],
         ),
         *([_inside(reading)] if isinstance(reading, ModelDiff) and reading.weights else []),
@@ -97,7 +94,7 @@ def _inside(reading: ModelDiff) -> Section:
     for name, of_view in views.items():
         rows = sorted((x for x in of_view if x[1]), key=lambda x: -abs(x[1]))[:STRONGEST]
         if rows:
-            tables.append([Table(by_column([name, "flow"], rows), f"By {name}", FORMATS)])
+            tables.append([Table(by_column([name, "flow"], rows), f"By {name}", reading.formats)])
     text = (
         f"The {STRONGEST} strongest of each: tokens of the text at which linear maps and "
         "embeddings read, heads in the map that reads their values, and ranks of an adapter."
