@@ -17,7 +17,7 @@ import bilens
 from bilens.circuits import Cases, patch
 from bilens.errors import BilensError
 from bilens.flows import Question, adjoints, audit, flow
-from bilens.flows.question import likely_answer
+from bilens.flows.fitted import likely_answer
 from bilens.transformer import Pass, ResidualModel, running
 from bilens.transformer.families import FAMILIES
 from bilens.transformer.mixing import AttentionCall

@@ -4,6 +4,7 @@ import re
 from math import log
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
@@ -14,7 +15,7 @@ from bilens.circuits import circuit, patch, task_directions
 from bilens.errors import BilensError
 from bilens.flows import Question, flow
 from bilens.flows.fitted import token_hints
-from bilens.flows.question import second_run
+from bilens.flows.question import NEUTRAL, second_run
 from bilens.flows.reading import answer_question
 from bilens.options import replaced
 from bilens.sections import signed
@@ -51,8 +52,41 @@ def test_without_a_token_it_is_the_likeliest_one():
     assert asked() == ((first,), (rival,))
     assert asked(against=other) == ((first,), (likeliest(other),))
     assert asked(against=other, minus="t3") == ((first,), ("t3",))
-    # The same answer after both texts is no rival, and a mean of embeddings has none.
-    assert asked(against=SECOND) == asked(mean=True) == ((first,), (rival,))
+    # The same answer after both texts is no rival.
+    assert asked(against=SECOND) == ((first,), (rival,))
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    "second",
+    [
+        {"against": "t5 t6 t7 t8|t9 t6 t3 t4"},
+        {"mean": True},
+        {"against": NEUTRAL},
+        {"replace": "t2=t9,t4=t8"},
+    ],
+    ids=str,
+)
+def test_without_a_token_each_second_run_is_run(second, seed):
+    view = view_of(n_layers=2, seed=seed)
+    E = view.W_E
+    rows = E.mean(0).expand(4, -1).clone()
+    if second.get("against") == NEUTRAL:
+        rows[0] = E[1]
+    elif "against" in second:
+        rows = (E[[5, 6, 7, 8]] + E[[9, 6, 3, 4]]) / 2
+    elif "replace" in second:
+        rows = E[[1, 9, 3, 8]]
+    # The same embeddings by hand, as those of four other tokens.
+    other = random_model(n_layers=2, seed=seed)
+    other.embed.weight.data[20:24] = rows
+    in_second = other(torch.arange(20, 24)[None])
+    in_second = getattr(in_second, "logits", in_second)[0, -1]
+    first, rival = last_logits(view, FIRST).topk(2).indices.tolist()
+    likely = int(in_second.argmax())
+    question = language.flow(view, prompt=FIRST, ablate=0, **second).question
+    assert question.tokens == (f"t{first}",)
+    assert question.minus == (f"t{likely if likely != first else rival}",)
 
 
 @pytest.mark.parametrize("token", TOKENS[::3])

@@ -13,8 +13,8 @@ from bilens.circuits import circuit, patch, task_directions
 from bilens.circuits.case import check_apart, different, make_cases
 from bilens.errors import BilensError
 from bilens.flows import Question, flow
-from bilens.flows.fitted import fit, token_hints
-from bilens.flows.question import likely_answer, second_run
+from bilens.flows.fitted import fit, likely_answer, token_hints
+from bilens.flows.question import second_run
 from bilens.flows.reading import answer_question
 from bilens.language import TokenDirection
 from bilens.language.hints import otherwise_read

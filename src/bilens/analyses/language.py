@@ -46,7 +46,7 @@ def flow(
         corpus: Texts whose mean embedding `mean` takes.
         prompt: The text; the logit that is split is of the token after it.
         token: The answer that is predicted; or several tokens, separated by commas. By default the
-            likeliest after the prompt, minus that after a second text or the second likeliest.
+            likeliest after the prompt, minus that in a second run or the second likeliest.
         minus: Tokens whose mean is subtracted, separated by commas; one with a comma in double
             quotes.
         against: A second text, best of as many tokens; the change of the logit between both is
@@ -64,7 +64,8 @@ def flow(
     """
     from bilens.data.corpus import first_texts
     from bilens.flows.answers import answer_flows
-    from bilens.flows.question import Question, likely_answer, second_run
+    from bilens.flows.fitted import likely_answer
+    from bilens.flows.question import Question, second_run
     from bilens.flows.reading import answer_question
 
     texts = [] if corpus is None else list(first_texts(corpus))

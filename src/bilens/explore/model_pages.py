@@ -12,7 +12,7 @@ from bilens.errors import BilensError
 from bilens.explore.forms import Form
 from bilens.explore.sketchpad import unpack_input
 from bilens.flows import remove
-from bilens.flows.question import likely_answer
+from bilens.flows.fitted import likely_answer
 from bilens.flows.reading import FlowReading
 from bilens.flows.summary import example_of, is_bilinear
 from bilens.language import TokenDirection

@@ -13,9 +13,9 @@ from torch import Tensor
 from bilens.checks import check_finite, detached
 from bilens.data.texts import write_out
 from bilens.errors import BilensError
-from bilens.flows.question import NEUTRAL, Question, is_text
+from bilens.flows.question import NEUTRAL, Against, Question, is_text
 from bilens.language.hints import otherwise_read, space_hints
-from bilens.language.names import exact_names, shown_tokens
+from bilens.language.names import TokenDirection, exact_names, shown_tokens
 from bilens.options import Target
 from bilens.tensor.factors import wide_device
 from bilens.transformer import ResidualModel
@@ -322,6 +322,27 @@ class Score:
         if not self.minus:
             return int(logits.argmax()) in self.tokens
         return bool(logits[self.tokens].max() > logits[self.minus].max())
+
+
+def likely_answer(
+    model: ResidualModel, text: str | Tensor, second: Against | None = None, position: int = -1
+) -> TokenDirection:
+    """Return the likeliest token after a text, minus that in a second run if it is another.
+
+    Otherwise minus the second likeliest: a single logit is mostly a constant that all tokens share.
+    """
+
+    def likely(ids: Tensor, rows: Tensor | None = None) -> list[int]:
+        stream = Pass.of(model, ids[None], None if rows is None else rows[None]).stream[:, -1]
+        return model.places.logits(stream).topk(2).indices[0].tolist()
+
+    first, rival = likely(model.ids(text, position))
+    if second is not None:
+        question = Question(text, f"[{first}]", (), second, position=position)
+        fitted = fit(model, question, padded=True)
+        in_second = likely(fitted.rows[-1], fitted.embeddings)[0]
+        rival = in_second if in_second != first else rival
+    return TokenDirection.of(model, first, rival)
 
 
 @detached

@@ -14,7 +14,6 @@ from bilens.language.names import TokenDirection, names_of, token_text
 from bilens.options import Target, replaced, replacements, text_list
 from bilens.settings import Said
 from bilens.transformer import ResidualModel
-from bilens.transformer.passes import Pass
 
 Tokens = Annotated[
     str | int | Sequence[str | int], Said("a token by its text or its number, or a list of tokens")
@@ -193,22 +192,3 @@ def second_run(
     if against and "|" in against:
         return text_list(against), against
     return against or None, against or ""
-
-
-def likely_answer(
-    model: ResidualModel, text: str | Tensor, second: Against | None = None, position: int = -1
-) -> TokenDirection:
-    """Return the likeliest token after a text, minus that after a second text if it is another.
-
-    Otherwise minus the second likeliest: a single logit is mostly a constant that all tokens share.
-    """
-
-    def likely(ids: Tensor) -> list[int]:
-        stream = Pass.of(model, ids[None]).stream[:, -1]
-        return model.places.logits(stream).topk(2).indices[0].tolist()
-
-    first, rival = likely(model.ids(text, position))
-    if second is not None and is_text(second):
-        after_second = likely(model.ids(second, position))[0]
-        rival = after_second if after_second != first else rival
-    return TokenDirection.of(model, first, rival)

@@ -16,10 +16,10 @@ from bilens.errors import BilensError
 from bilens.flows.ablation import with_effects
 from bilens.flows.adjoints import Adjoints, LayerGraph, lacked_flows, start_flows, token_flows
 from bilens.flows.audit import TextPair, check_pass, check_rules
-from bilens.flows.fitted import Fitted, Score, fit, rounded_size
+from bilens.flows.fitted import Fitted, Score, fit, likely_answer, rounded_size
 from bilens.flows.graph import DRAWN, Flow, Pairs
 from bilens.flows.origin import Origin
-from bilens.flows.question import NEUTRAL, Against, Answer, Question, Tokens, likely_answer
+from bilens.flows.question import NEUTRAL, Against, Answer, Question, Tokens
 from bilens.flows.rules import Rules, rule
 from bilens.flows.sources import AnyModel, opened
 from bilens.flows.token_lens import labelled

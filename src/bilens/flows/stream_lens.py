@@ -8,8 +8,9 @@ import torch
 from bilens.analysis import Reading
 from bilens.checks import check_sum, checked
 from bilens.errors import BilensError
+from bilens.flows.fitted import likely_answer
 from bilens.flows.labels import both_sides
-from bilens.flows.question import NEUTRAL, Against, Question, likely_answer
+from bilens.flows.question import NEUTRAL, Against, Question
 from bilens.flows.split import OneText, adjoints_of
 from bilens.flows.tangents import Start, Tangents
 from bilens.flows.token_lens import LogitChanges
