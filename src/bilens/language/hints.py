@@ -68,10 +68,10 @@ def otherwise_read(
         if name.strip() != spelling and name.strip().lower() == spelling:
             lowered_words[name.strip()] = None
     signs = "".join(sorted(filter(str.isprintable, lost_signs)))
-    return (
-        *([f"the tokenizer drops {signs}"] if signs else []),
-        *(f'"{word}" is read as "{word.lower()}"' for word in lowered_words),
-    )
+    notes = [f"The tokenizer drops {signs}."] if signs else []
+    if pairs := [f'"{word}" as "{word.lower()}"' for word in lowered_words]:
+        notes.append(f"The tokenizer reads {', '.join(pairs)}.")
+    return tuple(notes)
 
 
 def _dropped_signs(model: ResidualModel, text: str) -> set[str]:

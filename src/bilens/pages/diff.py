@@ -61,9 +61,9 @@ def diff_sections(reading: DiffReading) -> list[Section]:
         ),
         Section(
             "The strongest weights",
-            "The flow of each weight, its share of what all weights change, and of one question the "
-            f"token at which most of it is read. {len(reading.weights):,} weights differ; their flows, with "
-            f"those of tokens and choices, add up to {signed(reading.value)}.",
+            "The flow of each weight, its share of what all weights change, and of one question "
+            f"the token at which most of it is read. {len(reading.weights):,} weights differ; "
+            f"their flows, with those of tokens and choices, add up to {signed(reading.value)}.",
             [[Table(frame, "", reading.formats)]],
         ),
         *([_inside(reading)] if isinstance(reading, ModelDiff) and reading.weights else []),
