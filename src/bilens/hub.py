@@ -6,6 +6,7 @@
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from difflib import get_close_matches
 from pathlib import Path
 from threading import RLock
 from typing import Any
@@ -45,7 +46,9 @@ def check_used(kind: str, options: Mapping[str, Any], *used: str) -> None:
     """Raise if a loading is asked for what models of a kind do not use."""
     for name, value in options.items():
         if name not in used and value is not None and value is not False:
-            raise BilensError(f"{name}={value!r} is not used by {kind}; leave it out")
+            near = get_close_matches(name, used, n=1)
+            hint = f"; did you mean {near[0]}?" if near else "; leave it out"
+            raise BilensError(f"{name}={value!r} is not used by {kind}{hint}")
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """Open a saved model without knowing its kind."""
 
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,8 @@ else:  # transformers takes seconds to import, and classifiers do without it.
 
 MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 """Maps of devices that transformers makes."""
+DEVICES = ("cpu", "cuda", "mps", "xpu")
+"""Kinds of devices, for messages: torch names all that it has ever heard of."""
 FILES = (".gguf",)
 """Models that are one file have no config.json."""
 
@@ -134,27 +137,34 @@ def _check_map(device_map: Any, device: object, low_memory: bool) -> None:
     if find_spec("accelerate") is None:
         raise BilensError("device_map takes the package accelerate: pip install accelerate")
     if device is not None or low_memory:
-        other = "low_memory" if low_memory else "device"
+        other = "low_memory, which leaves all in files," if low_memory else "device"
         raise BilensError(
-            f"device_map and {other} both say where weights lie; leave {other} out. "
-            'device_map={"": "disk"} leaves all of them in files'
+            f"device_map and {other} both say where weights lie; leave one of them out"
         )
-    if isinstance(device_map, str) and device_map in MAPS:
-        return
-    for place in device_map.values() if isinstance(device_map, Mapping) else [device_map]:
-        if place != "disk":
-            check_device(place, "device_map")
+    if isinstance(device_map, Mapping):
+        for place in device_map.values():
+            if place != "disk":
+                check_device(place, "device_map", ("disk",))
+    elif device_map not in MAPS:
+        check_device(device_map, "device_map", MAPS)
 
 
-def check_device(device: torch.device | str | int, name: str = "device") -> torch.device:
+def check_device(
+    device: torch.device | str | int, name: str = "device", others: Sequence[str] = ()
+) -> torch.device:
     """Return a device; raise BilensError unless numbers can be stored there.
 
-    `name` is the argument's name in the message.
+    `name` is the argument's name in the message, and `others` are its values that are no devices.
     """
     try:
         torch.zeros(1, device=device).item()
-    except (RuntimeError, AssertionError, ValueError) as error:
+    except (RuntimeError, AssertionError, ValueError, TypeError) as error:
         # "meta" has shapes without numbers, and fails at item().
         reason = str(error).splitlines()[0]
+        if "device string" in reason:
+            names = (*others, *DEVICES)
+            near = ["cuda"] if "gpu" in str(device) else get_close_matches(str(device), names, n=1)
+            reason = f"expected {', '.join(names)}, or one of several devices, such as cuda:1"
+            reason += f"; did you mean {near[0]}?" if near else ""
         raise BilensError(f"{name}={str(device)!r} cannot be used here: {reason}") from error
     return torch.device(device)

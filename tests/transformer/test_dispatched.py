@@ -50,12 +50,21 @@ def test_what_says_where_weights_lie_is_said_once(tmp_path):
     make("gpt2").save_pretrained(tmp_path)
     for more, message in (
         ({"device": "cpu"}, "device_map and device both say where"),
-        ({"low_memory": True}, "device_map and low_memory both say where"),
+        ({"low_memory": True}, "device_map and low_memory, which leaves all in files, both say"),
     ):
         with pytest.raises(BilensError, match=message):
             bilens.load(tmp_path, device_map="auto", **more)
-    with pytest.raises(BilensError, match="device_map='nowhere' cannot be used here"):
-        bilens.load(tmp_path, device_map={"": "nowhere"})
+    for place, message in (
+        ({"device_map": {"": "nowhere"}}, "device_map='nowhere' .*: expected disk, cpu, cuda, mps"),
+        ({"device_map": {"": "diks"}}, "device_map='diks' .*; did you mean disk"),
+        ({"device_map": "balancd"}, "expected auto, balanced, .*; did you mean balanced"),
+        ({"device_map": "disk"}, "device_map='disk' .*: expected auto, balanced, balanced_low_0,"),
+        ({"device_map": ["cpu"]}, "device_map=.* cannot be used here"),
+        ({"device": "gpu"}, "device='gpu' .*: expected cpu, cuda, mps, .*; did you mean cuda"),
+        ({"device": "cudda:0"}, "device='cudda:0' .*; did you mean cuda"),
+    ):
+        with pytest.raises(BilensError, match=message):
+            bilens.load(tmp_path, **place)
     make("mixtral").save_pretrained(tmp_path)
     with pytest.raises(BilensError, match="for device_map=.*provide an `offload_folder`"):
         bilens.load(tmp_path, device_map={"": "disk"})

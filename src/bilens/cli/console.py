@@ -126,7 +126,7 @@ def choose_device(name: str) -> "torch.device":
         if torch.cuda.is_available():
             return torch.device("cuda", local % torch.cuda.device_count())
         return torch.device("cpu")
-    return check_device(name, "--device")
+    return check_device(name, "--device", ("auto",))
 
 
 def is_own(path: Path) -> bool:

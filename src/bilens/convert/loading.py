@@ -16,14 +16,14 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 import bilens.nn.language  # noqa: F401  # transformers knows its models then
-from bilens.checks import check_count, check_weights, checked
+from bilens.checks import FLOATS, check_count, check_weights, checked
 from bilens.convert import gates, layouts, weights
 from bilens.convert.eight_bits import MARK, restore_rows, round_rows
 from bilens.convert.gguf import gguf_model
 from bilens.convert.gguf_header import has_tokenizer
 from bilens.convert.gguf_tokenizer import gguf_tokenizer
 from bilens.data.texts import tokenize
-from bilens.errors import CheckpointError
+from bilens.errors import BilensError, CheckpointError
 from bilens.files import UNFINISHED, check_downloaded, check_target, file_errors, written_whole
 from bilens.hub import PLACE, check_used, hub_options, place_options
 from bilens.memory import check_memory
@@ -45,6 +45,9 @@ FINGERPRINT = "bilens_tokenizer"
 WHOLE_WEIGHTS = weights.WEIGHT_FILES[0]
 SHARD_SIZE = "4GB"
 """Largest file of weights: it is put together in memory, and a model may be larger than that."""
+OPTIONS = ("dtype", "device_map", "max_memory", "offload_folder")
+OPTIONS += ("attn_implementation", "experts_implementation")  # type: ignore[assignment]
+"""Options of transformers beside `PLACE`; others, such as load_in_8bit, change what is read."""
 HARMLESS = {"trust_remote_code": False}
 """No file of Python that a model brings is ever run, and nobody is asked whether it may."""
 
@@ -85,6 +88,12 @@ def open_any(source: str | Path, *, low_memory: bool = False, **hub: Any) -> nn.
         CheckpointError: the model or a file is missing or damaged, weights and configuration
             do not fit together, or the model is quantised.
     """
+    dtype, kinds = hub.get("dtype"), {str(kind): kind for kind in FLOATS}
+    if dtype not in (None, "auto"):
+        name = f"torch.{str(dtype).removeprefix('torch.')}"
+        if name not in kinds:
+            raise BilensError(f"dtype={dtype}, expected auto, {', '.join(kinds)} or their names")
+        hub["dtype"] = kinds[name]
     if Path(source).suffix == ".gguf":
         check_used("a .gguf file", hub, "dtype")
         return _open_gguf(Path(source), low_memory=low_memory, **hub)
@@ -99,8 +108,9 @@ def open_any(source: str | Path, *, low_memory: bool = False, **hub: Any) -> nn.
     layout = layouts.find_layout(settings)
     if layout is not None:
         check_used("a released checkpoint", hub | {"low_memory": low_memory}, "dtype", *PLACE)
-        model, dtype = layout.open(source, settings, **place), hub.get("dtype")
-        return model if dtype in (None, "auto") else model.to(dtype)
+        model = layout.open(source, settings, **place)
+        return model if dtype in (None, "auto") else model.to(hub["dtype"])
+    check_used("a transformer", hub, *PLACE, *OPTIONS)
     _check_plain(source, settings)
     with weights.reading_files(source):
         config = transformers.AutoConfig.from_pretrained(source, **HARMLESS, **place)
