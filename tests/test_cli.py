@@ -27,6 +27,7 @@ from bilens.cli import COMMANDS, GROUPS, commands_of, main, parse, running
 from bilens.cli.commands import whole_number
 from bilens.files import read_json
 from bilens.images import read_bonds
+from bilens.nn import ClassifierConfig, ImageClassifier
 from tests.command_line import in_json, output_of, python, refusal
 from tests.models import digits
 
@@ -185,6 +186,12 @@ def test_deep_models_are_cut_to_few_directions(deep_run, capsys):
 def test_what_is_no_tensor_says_so(tmp_path, capsys):
     main(["train", "images", *SMALL, "--gate", "relu", "--output", str(tmp_path)])
     assert "layers[0] has the gate relu" in refusal(capsys, "eigenvectors", tmp_path)
+
+
+def test_a_deep_model_is_sent_to_a_command_that_reads_it(tmp_path, capsys):
+    ImageClassifier(ClassifierConfig(64, 10, 60, 3, image_shape=(8, 8))).save_pretrained(tmp_path)
+    for name in ("eigenvectors", "explain", "paths"):
+        assert "`bilens bonds`" in refusal(capsys, name, tmp_path, "--data", "digits")
 
 
 def helped(capsys, *words: str) -> str:

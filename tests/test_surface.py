@@ -27,7 +27,8 @@ from bilens.nn.settings import ATTENTIONS, AttentionNorm, GateName, LanguageSett
 from bilens.options import StepName
 from bilens.train.settings import PRESETS, SCHEDULES, PresetName, ScheduleName, Tracker
 from tests.command_line import ROOT, python
-from tests.models import digit_model
+from tests.families import tiny
+from tests.models import digit_model, digits
 from tests.nightly import nightly
 from tests.source import SOURCE, all_nodes, nodes_of_files
 
@@ -116,6 +117,30 @@ def test_text_goes_in_as_a_string_or_as_ids():
         takes[method.__qualname__] = "str" in str([*parameters.values()][1].annotation)
     assert len(takes) > 6
     assert [name for name, text in takes.items() if not text] == []
+
+
+def test_a_path_goes_in_as_text_too():
+    unlike = []
+    for function in filter(inspect.isfunction, public(*ROOMS)):
+        for name, parameter in inspect.signature(function).parameters.items():
+            kinds = get_args(parameter.annotation) or (parameter.annotation,)
+            if Path in kinds and str not in kinds:
+                unlike.append(f"{function.__name__}({name})")
+    assert unlike == []
+
+
+def test_text_is_written_to_like_a_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    figure = bilens.pages.new_figure()[0]
+    bilens.pages.save_figure(figure, "figure.svg")
+    bilens.pages.write_page("page.html", "title", "", [], [])
+    bilens.convert.save_model("model", tiny("llama"), None)
+    brief = bilens.train.ClassifierTraining(epochs=1)
+    config = bilens.nn.ClassifierConfig(64, 10, 4)
+    bilens.train.train_classifier(config, digits(), brief, "run")
+    bilens.train.train_classifiers(config, digits(), brief, [0], "runs")
+    names = ["figure.svg", "page.html", "model", "run", "runs"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
 
 
 PARTICIPLES = (

@@ -148,7 +148,7 @@ TREES = {
     r"directions has shape \(0, 4\); expected at least one": lambda c: decompile(c, normal(0, 4)),
     "directions holds NaN or infinite": lambda c: decompile(c, normal(4) / 0),
     r"tensors\[1\].left holds NaN.*diverged": lambda c: decompile(broken(c, "left"), normal(4)),
-    r"1,800 leaves; the limit is max_leaves=1,799.*Bonds describe such a model": lambda c: (
+    r"1,800 leaves, expected at most 1,799, .*`bilens bonds` describes such a model": lambda c: (
         decompile(c, normal(200, 4), max_leaves=1799)
     ),
     "k=0, expected a whole number, 1 to 9, the number of": lambda c: decompile(c, normal(4), 0),

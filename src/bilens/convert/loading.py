@@ -400,7 +400,7 @@ def _fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
 
 @checked
 def save_model(
-    directory: Path,
+    directory: str | Path,
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase | None,
     state: dict[str, Tensor] | None = None,
@@ -415,6 +415,7 @@ def save_model(
     Raises:
         CheckpointError: the disk is full, or refuses.
     """
+    directory = Path(directory)
     with file_errors(directory):
         check_target(directory).mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(prefix=UNFINISHED, dir=directory) as draft, no_progress():

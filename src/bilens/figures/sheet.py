@@ -234,7 +234,7 @@ def _with_palette(picture: re.Match[bytes]) -> bytes:
 
 
 @checked
-def save_figure(figure: matplotlib.figure.Figure, path: Path, *, scale: float = 2) -> None:
+def save_figure(figure: matplotlib.figure.Figure, path: str | Path, *, scale: float = 2) -> None:
     """Write a figure as PNG, SVG or PDF, by the name's ending; text stays text in the last two.
 
     `scale` is device pixels for each CSS pixel, for PNG.
@@ -242,6 +242,7 @@ def save_figure(figure: matplotlib.figure.Figure, path: Path, *, scale: float = 
     Raises:
         BilensError: the name has another ending.
     """
+    path = Path(path)
     if path.suffix not in (".png", ".svg", ".pdf"):
         raise BilensError(f"path={path} ends in {path.suffix!r}; expected .png, .svg or .pdf")
     with own_style(), written_whole(path) as temporary:

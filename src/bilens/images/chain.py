@@ -45,8 +45,8 @@ def open_layer(model: TensorChain) -> tuple[BilinearTensor, Float[Tensor, "n n_i
     if len(tensors) > 1:
         raise NotBilinearError(
             f"The model has {len(tensors)} layers, so its logits are of degree "
-            f"{2 ** len(tensors)} in the inputs, not one bilinear tensor. read_bonds and read_deep "
-            "read deep models, model.layer_tensors() has one tensor for each layer."
+            f"{2 ** len(tensors)} in the inputs, not one bilinear tensor. `bilens bonds` and "
+            "`bilens paths` read deep models, in Python bilens.images.read_bonds and read_deep."
         )
     return tensors[0], embedding
 

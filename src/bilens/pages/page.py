@@ -76,7 +76,7 @@ def render_page(
 
 @checked
 def write_page(
-    path: Path,
+    path: str | Path,
     title: str,
     summary: str,
     facts: Sequence[Fact],
@@ -84,7 +84,7 @@ def write_page(
     about: str = "",
 ) -> None:
     """Write the page of `render_page`, whole or not at all."""
-    write_text(path, render_page(title, summary, facts, sections, about))
+    write_text(Path(path), render_page(title, summary, facts, sections, about))
 
 
 @checked

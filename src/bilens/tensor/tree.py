@@ -201,8 +201,8 @@ def decompile(
         # Python writes out no number of thousands of digits.
         count = f"{n_leaves:,}" if n_leaves < 10**15 else f"10^{math.log10(n_leaves):.0f}"
         raise BilensError(
-            f"The tree has {count} leaves; the limit is max_leaves={max_leaves:,}. "
-            "Bonds describe such a model without a tree; in Python, max_leaves is this limit."
+            f"The tree has {count} leaves, expected at most {max_leaves:,}, which decompile(..., "
+            "max_leaves) sets in Python. `bilens bonds` describes such a model without a tree."
         )
     if k is not None:
         check_count("k", k, n_leaves, "the number of paths in the tree")

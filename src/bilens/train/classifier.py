@@ -197,7 +197,7 @@ def train_classifier(
     config: ClassifierConfig,
     data: ImageData,
     training: ClassifierTraining,
-    run: Path | None = None,
+    run: str | Path | None = None,
     *,
     resume: bool = False,
 ) -> Trained:
@@ -235,7 +235,7 @@ def train_classifier(
     with ExitStack() as stack:
         directory = None
         if run is not None:
-            context = open_run(run, settings, resume=resume, length="epochs")
+            context = open_run(Path(run), settings, resume=resume, length="epochs")
             directory = stack.enter_context(context)
         session = _ClassifierSession(config, data, training)
         if directory is not None and resume:
@@ -291,7 +291,7 @@ def train_classifiers(
     data: ImageData,
     training: ClassifierTraining,
     seeds: Sequence[int],
-    run: Path | None = None,
+    run: str | Path | None = None,
     *,
     resume: bool = False,
 ) -> list[Trained]:
@@ -303,7 +303,7 @@ def train_classifiers(
     """
     if not seeds or len(set(seeds)) < len(seeds):
         raise BilensError(f"seeds={list(seeds)}, expected at least one and none of them twice")
-    folders = [None if run is None else run / f"seed-{seed}" for seed in seeds]
+    folders = [None if run is None else Path(run) / f"seed-{seed}" for seed in seeds]
     exists = [folder is not None and is_begun(folder) for folder in folders]
     if resume and not any(exists):
         raise CheckpointError(
