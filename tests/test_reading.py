@@ -162,7 +162,10 @@ def test_tables_say_what_the_results_say(results):
     strongest = max(outcome.nodes, key=lambda node: abs(node.flow))
     assert sum(bool(node.raises) for node in outcome.nodes) == 20
     first = outcome.frame().iloc[0]
-    assert (first["node"], first["flow"]) == (strongest.name(outcome.tokens), strongest.flow)
+    assert (first["node"], first["flow"]) == (
+        strongest.name(outcome.tokens, outcome.second),
+        strongest.flow,
+    )
     forms, heads = results["forms"], results["heads"]
     assert forms.frame()["eigenvalue"].tolist() == pytest.approx(forms.eigh().values.flatten())
     frame = heads.frame().query("matrix == 2")

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 from matplotlib.transforms import Bbox
+from safetensors import safe_open
 
 from bilens.circuits import Cases, circuit, find_stages
 from bilens.circuits.cases import ROLES
@@ -20,6 +21,7 @@ from bilens.circuits.reading import cuts_said
 from bilens.circuits.stages import ROWS, Row, drop, mask_of, trimmed
 from bilens.errors import BilensError
 from bilens.flows import Question
+from bilens.pages.exporters import write_directions
 from bilens.pages.stages import stages_figure
 from bilens.transformer import ResidualModel
 from bilens.transformer.parts import Part
@@ -399,3 +401,38 @@ def test_no_letters_stand_on_a_dashed_line(reading, width):
             assert text.get_bbox_patch() is not None or on_bar, text.get_text()
         assert all(line.zorder < min(x.zorder for x in axes.patches) for line in axes.collections)
     assert crossed
+
+
+def test_only_directions_that_carry_the_change_are_written(reading, tmp_path):
+    (stages,) = reading.circuits
+    layers = {"word": 1, "end": 2}
+    rows = {place: MLPDirections(torch.eye(2), torch.eye(2)) for place in layers}
+    carry = Cuts(True, 1, 2, (1.0, 1.0), {}, layers, rows, 2, {2: 0.97})
+
+    def written(*cuts):
+        answers = tuple(
+            replace(reading.answers[0], circuit=replace(stages, task=f"task{i}", cuts=one))
+            for i, one in enumerate(cuts)
+        )
+        path = tmp_path / "steer.safetensors"
+        path.unlink(missing_ok=True)
+        try:
+            write_directions(replace(reading, answers=answers), path)
+        finally:
+            assert path.exists() is any(one is carry for one in cuts)
+        with safe_open(path, "pt") as file:
+            return set(file.keys()), file.metadata()
+
+    names, notes = written(carry)
+    assert names == {f"{place}.{side}" for place in layers for side in ("written", "read")}
+    assert {"restored": "0.97", "word.layer": "1", "end.layer": "2"}.items() <= notes.items()
+    never = replace(carry, since=None, at=(1.0, None), through={16: 0.4}, width=None)
+    few = replace(carry, through={16: 0.7}, width=None)
+    for one, reason in ((never, "at the end alone never"), (few, "they restore 0.70 of the")):
+        with pytest.raises(BilensError, match=f"directions: none carry the change.*{reason}"):
+            written(one)
+        names, notes = written(one, carry)
+        assert all(name.startswith("task1.") for name in names)
+        assert notes["task1.restored"] == "0.97"
+    with pytest.raises(BilensError, match="directions: none"):
+        written(replace(carry, since=None, at=(1.0, None)))

@@ -76,11 +76,11 @@ def test_nodes_are_removed_from_the_running_model(site, count, against):
     through = reading(site, "flow", **asked).flow
     nodes = [node for node in through.nodes if node.is_removable][:count]
     result = remove(site.model, through, nodes)
-    names = [node.name(through.tokens) for node in nodes]
+    names = [node.name(through.tokens, through.second) for node in nodes]
     message = site.removed("flow", asked.items(), names)
     assert f"a change of {result.actual:+#.3g}. The flow" in message
     assert f"predicts {result.predicted:+#.3g}" in message
-    logit = through.top(3).nodes[0].name(through.tokens)
+    logit = through.top(3).nodes[0].name(through.tokens, through.second)
     for unknown in (["no such node"], [logit], []):
         with pytest.raises(BilensError, match="expected heads, MLPs or tokens of this flow"):
             site.removed("flow", asked.items(), unknown)

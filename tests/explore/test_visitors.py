@@ -39,7 +39,7 @@ def pages_of_a_model() -> ModelPages:
 def clicks_of(site: ModelPages, question: dict[str, str]) -> list[str]:
     """Return what can be clicked of a question: its page, and removals of pinned nodes."""
     flow = site._read("flow", question.items()).flow
-    names = [node.name(flow.tokens) for node in flow.strongest(6) if node.is_removable]
+    names = [node.name(flow.tokens, flow.second) for node in flow.strongest(6) if node.is_removable]
     query = urlencode(question)
     pinned = [names[:1], names[1:2], names[:3]]
     removals = [f"{query}&{urlencode({'node': nodes}, doseq=True)}" for nodes in pinned]

@@ -177,3 +177,8 @@ def test_the_command_prints_each_layer_and_draws_the_map(tmp_path, capsys):
     frame = reading.frame()
     sums = frame[frame["token"] == "sum"]["answer"]
     assert sums.tolist() == pytest.approx([reading.value] * len(sums))
+
+
+def test_a_model_and_texts_are_sent_to_the_reading_of_them():
+    with pytest.raises(BilensError, match="flow is .*, expected a Flow; read_lens takes a model"):
+        bilens.lens(view_of(), "t1 t2", "t1 t3")

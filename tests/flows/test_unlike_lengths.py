@@ -67,6 +67,22 @@ def test_a_page_names_the_tokens_that_one_text_lacks():
     assert len(shorter.tokens) == len(shorter.second) == 4
 
 
+@pytest.mark.parametrize("second", ["t7 t9", "t3 t8 t5 t2", "t6 t3 t8 t5 t9"])
+def test_rows_of_tokens_name_those_of_both_texts_where_they_differ(second):
+    view = family_view("llama")
+    reading = answer_question(view, Question("t3 t4 t5 t9", "t5", "t6", second), shown=500)
+    page, through = reading.page, reading.flow
+    expected = set()
+    for i, (token, other) in enumerate(zip(page.tokens, page.second, strict=True)):
+        differs = token != other
+        expected.add(f'token@{i} "{token}"' + f' / "{other}"' * differs)
+    tables = [x["node"] for x in (reading.columns(), through.columns(), through.top(500).columns())]
+    for names in (*tables, [node.name for node in page.nodes]):
+        tokens = {name for name in names if name.startswith("token")}
+        assert tokens <= expected
+        assert {name for name in expected if " / " in name} <= tokens
+
+
 @pytest.fixture(scope="module")
 def unlike():
     view = family_view("llama")

@@ -320,7 +320,7 @@ def test_nodes_are_pinned_grouped_and_searched(page_of_two_texts, visit):
     message = page.locator(".panel h3").text_content()
     assert "both of them" in message
     names = re.search(r"group of (.*)", page.locator(".panel").inner_text())[1].split("; ")
-    pair = [node for node in split.nodes if node.name(split.tokens) in names]
+    pair = [node for node in split.nodes if node.name(split.tokens, split.second) in names]
     assert len(pair) == 2
     # A group's flow is that which leaves it.
     expected = sum(node.flow for node in pair) - float(split.edges(pair).sum())

@@ -43,9 +43,12 @@ def test_it_is_opened_as_it_was_saved(reading, path):
     graph = bilens.load_graph(path)
     live = reading.flow.top(30)
     assert {x.place: x.flow for x in graph.nodes} == {x.place: x.flow for x in live.nodes}
-    kept = [(x.raises, x.measured, x.name(reading.flow.tokens)) for x in reading.flow.nodes]
+    kept = [
+        (x.raises, x.measured, x.name(reading.flow.tokens, reading.flow.second))
+        for x in reading.flow.nodes
+    ]
     for node in graph.nodes[1:]:
-        assert (node.raises, node.measured, node.name(graph.page.tokens)) in kept
+        assert (node.raises, node.measured, node.name(graph.page.tokens, graph.page.second)) in kept
     # Edges below a thousandth of the largest are in no file.
     order = [[x.place for x in live.nodes].index(graph.nodes[i].place) for i in graph.shown]
     expected = live.edges[order][:, order]

@@ -71,7 +71,7 @@ def measure(model: ResidualModel, flow: Flow, nodes: Sequence[Node]) -> list[Abl
     groups = [[part] for part in _parts(flow, nodes)]
     effects = _changes(Score(model, flow.fitted), run_without(model, flow, groups))
     return [
-        Ablation(-node.flow, actual, node.name(flow.tokens), node.kind)
+        Ablation(-node.flow, actual, node.name(flow.tokens, flow.second), node.kind)
         for node, actual in zip(nodes, effects, strict=True)
     ]
 
@@ -114,7 +114,7 @@ def remove(model: ResidualModel, flow: Flow, nodes: Sequence[Node]) -> Ablation:
     actual = without_parts(model, flow, _parts(flow, nodes))
     inside = float(flow.edges(nodes).sum())
     prediction = inside - sum(node.flow for node in nodes)
-    names = [node.name(flow.tokens) for node in nodes]
+    names = [node.name(flow.tokens, flow.second) for node in nodes]
     return Ablation(prediction, actual, " and ".join(names), "group")
 
 
@@ -163,7 +163,7 @@ def _parts(flow: Flow, nodes: Sequence[Node]) -> list[Part]:
     for node in nodes:
         if not node.is_removable:
             raise BilensError(
-                f"{node.name(flow.tokens)} is no part that can be removed; expected heads, MLPs, "
-                "experts or tokens"
+                f"{node.address} is no part that can be removed; expected heads, MLPs, experts or "
+                "tokens"
             )
     return [node.where for node in nodes]

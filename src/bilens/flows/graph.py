@@ -58,6 +58,7 @@ class Flow(Reading):
         fitted: the same in the model's numbers.
         ids: the text, up to the position whose next token is predicted.
         tokens: its tokens, as names of nodes have them.
+        second: the tokens of the second text there; empty of another second run.
         values: the number in each run.
         heads: flow of each head at each position, through all sources.
         mlps: flow of each MLP at each position.
@@ -77,6 +78,7 @@ class Flow(Reading):
     fitted: Fitted
     ids: Int[Tensor, " time"]
     tokens: tuple[str, ...]
+    second: tuple[str, ...]
     values: tuple[float, float]
     heads: Float[Tensor, "layers heads time"]
     mlps: Float[Tensor, "layers time"]
@@ -375,7 +377,7 @@ class Flow(Reading):
 
     def columns(self) -> Columns:
         """Return a row for each part of the model, those that are measured first."""
-        return node_columns(strongest_first(self.nodes), self.tokens)
+        return node_columns(strongest_first(self.nodes), self.tokens, self.second)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -419,7 +421,7 @@ class FlowGraph(Reading):
 
     def columns(self) -> Columns:
         """Return a row for each node, those that are measured first."""
-        return node_columns(strongest_first(self.nodes[1:]), self.flow.tokens)
+        return node_columns(strongest_first(self.nodes[1:]), self.flow.tokens, self.flow.second)
 
     @property
     def share_of_flow(self) -> float:

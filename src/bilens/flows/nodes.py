@@ -79,11 +79,16 @@ class Node:
         """Size of its measured effect, or of its flow where it is not measured."""
         return abs(self.flow if self.measured is None else self.measured)
 
-    def name(self, tokens: Sequence[str]) -> str:
-        """Return its address with the tokens there; a source that is repeated has its position."""
+    def name(self, tokens: Sequence[str], second: Sequence[str] = ()) -> str:
+        """Return its address with the tokens there; a source that is repeated has its position.
+
+        A token that is another in the second text, whose tokens are `second`, has both.
+        """
         if self.position is None:
             return self.address
         at = f'"{tokens[self.position]}"'
+        if self.kind == "token" and second and second[self.position] != tokens[self.position]:
+            at += f' / "{second[self.position]}"'
         if self.kind == "head" and self.source is not None:
             source = tokens[self.source]
             suffix = f" ({self.source})" if tokens.count(source) > 1 else ""
@@ -109,10 +114,10 @@ def strongest_first(nodes: Sequence[Node]) -> list[Node]:
     return sorted(nodes, key=lambda node: (node.measured is None, -node.strength))
 
 
-def node_columns(nodes: Sequence[Node], tokens: Sequence[str]) -> Columns:
+def node_columns(nodes: Sequence[Node], tokens: Sequence[str], second: Sequence[str]) -> Columns:
     """Return a row for each node; columns in which no node has an entry are left out."""
     columns: Columns = {
-        "node": [node.name(tokens) for node in nodes],
+        "node": [node.name(tokens, second) for node in nodes],
         "kind": [node.kind for node in nodes],
         "layer": [node.layer for node in nodes],
         "flow": [node.flow for node in nodes],

@@ -18,7 +18,7 @@ from bilens.flows.nodes import LEAVES, Node, NodeKind, Sublayer, node_columns, s
 from bilens.flows.question import Question, is_text
 from bilens.flows.split import flows
 from bilens.flows.token_lens import labelled
-from bilens.language.names import quoted, shown_tokens, token_names
+from bilens.language.names import quoted, token_names
 from bilens.sections import Columns, Fact, Percent, signed
 from bilens.settings import Between, CheckedSettings, Count
 from bilens.transformer import ResidualModel
@@ -77,11 +77,8 @@ class FlowPage(CheckedSettings):
     start: int  # the place in `shares` with which a page begins
 
 
-def flow_page(graph: FlowGraph, *, metric: str, second: Sequence[str] = ()) -> FlowPage:
-    """Return the graph of the strongest nodes of a flow for a page, and its `metric` in words.
-
-    `second` are the tokens of the second text.
-    """
+def flow_page(graph: FlowGraph, *, metric: str) -> FlowPage:
+    """Return the graph of the strongest nodes of a flow for a page, and its `metric` in words."""
     flow = graph.flow
     order = sorted(range(1, len(graph.nodes)), key=lambda i: -abs(graph.nodes[i].flow))
     place = {i: rank for rank, i in enumerate([0, *order])}
@@ -98,7 +95,7 @@ def flow_page(graph: FlowGraph, *, metric: str, second: Sequence[str] = ()) -> F
     return FlowPage(
         metric=metric,
         tokens=flow.tokens,
-        second=tuple(second),
+        second=flow.second,
         value=flow.value,
         values=flow.values,
         absolute=flow.absolute,
@@ -118,7 +115,7 @@ def _page_node(flow: Flow, rank: int, node: Node) -> PageNode:
     return PageNode(
         rank=rank,
         kind=node.kind,
-        name=node.name(flow.tokens),
+        name=node.name(flow.tokens, flow.second),
         label=node.label,
         flow=node.flow,
         measured=node.measured,
@@ -140,7 +137,7 @@ def _leaves(flow: Flow) -> dict[str, float]:
     leaves: dict[str, float] = defaultdict(float)
     for node in flow.nodes:
         if node.kind in LEAVES:
-            leaves[node.name(flow.tokens)] += node.flow
+            leaves[node.name(flow.tokens, flow.second)] += node.flow
     return leaves
 
 
@@ -284,9 +281,10 @@ class FlowReading(Reading):
     @property
     def ablated(self) -> list[Ablation]:
         """The nodes that were removed one at a time."""
+        flow = self.flow
         return [
-            Ablation(-node.flow, -node.measured, node.name(self.flow.tokens), node.kind)
-            for node in strongest_first(self.flow.nodes)
+            Ablation(-node.flow, -node.measured, node.name(flow.tokens, flow.second), node.kind)
+            for node in strongest_first(flow.nodes)
             if node.measured is not None
         ]
 
@@ -303,7 +301,7 @@ class FlowReading(Reading):
     def columns(self) -> Columns:
         """Return the strongest nodes, those that are measured first."""
         nodes = self.flow.nodes[: len(self.page.nodes) - 1]
-        return node_columns(strongest_first(nodes), self.flow.tokens)
+        return node_columns(strongest_first(nodes), self.flow.tokens, self.flow.second)
 
 
 @checked
@@ -338,9 +336,7 @@ def answer_question(
     reading = FlowReading(
         flow=through,
         question=through.question,
-        page=flow_page(
-            graph, metric=through.question.metric, second=_second_tokens(model, through)
-        ),
+        page=flow_page(graph, metric=through.question.metric),
         probability=_probability(model, through),
         strongest=strongest,
         together=without_parts(model, through, strongest) if strongest else 0.0,
@@ -369,15 +365,6 @@ def _name(question: Question) -> str:
     if question.is_neutral:
         return "the neutral text"
     return question.against if isinstance(question.against, str) else ""
-
-
-def _second_tokens(model: ResidualModel, flow: Flow) -> tuple[str, ...]:
-    """Return the tokens of a second text as nodes name them; none of other second runs."""
-    corrupt = flow.fitted.corrupt
-    if corrupt is None or not is_text(flow.question.against):
-        return ()
-    start = flow.fitted.starts[1]
-    return (*flow.tokens[:start], *shown_tokens(model, corrupt))
 
 
 def _words(question: Question) -> tuple[str, list[str]]:

@@ -109,7 +109,8 @@ class SavedGraph(Reading):
 
     def columns(self) -> Columns:
         """Return the nodes that are shown, the largest |flow| first."""
-        return node_columns([self.nodes[i] for i in sorted(self.shown)[1:]], self.page.tokens)
+        nodes = [self.nodes[i] for i in sorted(self.shown)[1:]]
+        return node_columns(nodes, self.page.tokens, self.page.second)
 
 
 @checked

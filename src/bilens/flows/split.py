@@ -300,11 +300,16 @@ def _flows(model: ResidualModel, origin: Origin, fitted: Sequence[Fitted]) -> li
         absolute += starts.abs().flatten(1).sum(1)
     flows = []
     for question in range(questions):
+        asked, tokens = fitted[question], tuple(shown_tokens(model, adjoints.ids[question]))
+        second: tuple[str, ...] = ()
+        if asked.corrupt is not None and asked.embeddings is None:
+            second = (*tokens[: asked.starts[1]], *shown_tokens(model, asked.corrupt))
         flow = Flow(
-            question=fitted[question].question,
-            fitted=fitted[question],
+            question=asked.question,
+            fitted=asked,
             ids=adjoints.ids[question].clone(),
-            tokens=tuple(shown_tokens(model, adjoints.ids[question])),
+            tokens=tokens,
+            second=second,
             values=(
                 float(adjoints.numbers[question]),
                 float(adjoints.numbers[question + questions]),
@@ -315,7 +320,7 @@ def _flows(model: ResidualModel, origin: Origin, fitted: Sequence[Fitted]) -> li
             choices=choices[question].clone(),
             pairs=tuple(pairs[question]),
             absolute=float(absolute[question]),
-            rounded=rounded_size([fitted[question]] * 2, adjoints.logits[question::questions]),
+            rounded=rounded_size([asked] * 2, adjoints.logits[question::questions]),
             streams=adjoints.last.leaf.detach()[question::questions].clone(),
             changes_stream=adjoints.changes_stream,
             origin=origin,

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -17,6 +17,7 @@ from bilens.flows.nodes import WRITING, Node
 from bilens.flows.secants import UnknownOperationError
 from bilens.flows.tangents import Start, Tangents
 from bilens.progress import logger
+from bilens.settings import Said
 from bilens.transformer import ResidualModel
 from bilens.transformer.places import Places
 
@@ -49,7 +50,9 @@ class LogitChanges(NamedTuple):
 
 
 @detached
-def lens(flow: Flow, node: Node) -> Float[Tensor, " vocab"]:
+def lens(
+    flow: Annotated[Flow, Said("a Flow; read_lens takes a model and texts")], node: Node
+) -> Float[Tensor, " vocab"]:
     """Return the change of every logit, before a soft cap, by a node of a flow.
 
     The change of the node's output between the texts is carried forward by the secants of all that

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from bilens.analysis import Reading
-from bilens.circuits.reading import CircuitReading
+from bilens.circuits.reading import CircuitReading, cuts_said
 from bilens.circuits.stages import Stages
 from bilens.errors import BilensError
 from bilens.figures.sheet import save_figure
@@ -173,23 +173,32 @@ def write_figure(
 
 
 def write_directions(reading: CircuitReading, path: Path, **_: Any) -> None:
-    """Write the directions of the stream at both cuts of each task, and before which layer each is.
+    """Write the directions of the stream at both cuts of each task that carry its change.
 
-    A vector to steer with is `end.written`: it is added to the stream before that layer.
+    A vector to steer with is `end.written`: it is added to the stream before `end.layer`, which
+    stands beside it, as does `restored`, the share of the change through both cuts.
 
     Raises:
-        BilensError: the reading has no stages.
+        BilensError: the reading has no stages, or no directions carry a change.
     """
-    tensors, layers = dict[str, Any](), dict[str, str]()
+    tensors, notes, reasons = dict[str, Any](), dict[str, str](), list[str]()
     for answer in reading.circuits:
         if not isinstance(answer, Stages) or answer.cuts is None:
             raise BilensError("directions are of stages; leave out level='parts' or the directions")
-        start = f"{answer.task}." if len(reading.circuits) > 1 else ""
-        for place, directions in answer.cuts.directions.items():
+        start, cuts = f"{answer.task}." if len(reading.circuits) > 1 else "", answer.cuts
+        if cuts.width is None or (cuts.apart and cuts.since is None):
+            reasons.append(cuts_said(cuts, {})[-1])
+            continue
+        notes[f"{start}restored"] = f"{cuts.through[cuts.width]:z.2f}"
+        for place, directions in cuts.directions.items():
             tensors[f"{start}{place}.written"] = directions.written.contiguous()
             tensors[f"{start}{place}.read"] = directions.read.contiguous()
-            layers[f"{start}{place}.layer"] = str(answer.cuts.layers[place])
-    write_safetensors(path, tensors, layers)
+            notes[f"{start}{place}.layer"] = str(cuts.layers[place])
+    if not tensors:
+        raise BilensError(
+            f"directions: none carry the change, and {path} is not written. {' '.join(reasons)}"
+        )
+    write_safetensors(path, tensors, notes)
 
 
 def write_arrays(reading: Any, path: Path, *, model: str, **_: Any) -> None:

@@ -121,7 +121,9 @@ def answer_plot(reading: FlowReading, *, width: int = WIDE, model: str = "") -> 
 def node_table(flow: Flow, page: FlowPage) -> pd.DataFrame:
     """Return the strongest nodes, and the sum of all others."""
     nodes = strongest_first(flow.nodes[: len(page.nodes) - 1])[:20]
-    frame = pd.DataFrame(node_columns(nodes, flow.tokens)).drop(columns=["kind", "layer"])
+    frame = pd.DataFrame(node_columns(nodes, flow.tokens, flow.second)).drop(
+        columns=["kind", "layer"]
+    )
     n = page.n_nodes - len(nodes)
     others = page.sum - sum(node.flow for node in nodes)
     sums = [{"node": f"{n:,} other nodes", "flow": others}] if n else []
