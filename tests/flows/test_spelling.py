@@ -1,5 +1,6 @@
 """What has the same tokens is the same, and what is given twice counts once."""
 
+import re
 from dataclasses import replace
 from itertools import product
 
@@ -18,7 +19,7 @@ from bilens.flows.question import second_run
 from bilens.flows.reading import answer_question
 from bilens.language import TokenDirection
 from bilens.language.hints import otherwise_read
-from bilens.language.names import exact_names
+from bilens.language.names import exact_names, quoted, readable_tokens, shown_tokens
 from bilens.options import text_list
 from bilens.transformer import ResidualModel
 from tests.families import tiny
@@ -188,3 +189,20 @@ def test_a_reading_says_what_the_story_model_does_not_read():
     )
     plain = replace(question, text="The boy said yes", against="The girl said yes")
     assert token_hints(story, [plain]) == ()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_pieces_of_letters_have_one_notation_in_tables_and_sentences(kind):
+    model = view_with(tokenizer_of(kind))
+    numbers = range(len(model.tokenizer))
+    exact, shown = exact_names(model, numbers), shown_tokens(model, numbers)
+    assert [model.token(name) for name in exact] == [*numbers]
+    pieces = 0
+    for number, name, text in zip(numbers, exact, shown, strict=True):
+        assert "\ufffd" not in text
+        if "\ufffd" in model.tokenizer.decode([number]):
+            assert re.fullmatch(r"(<0x[0-9A-F]{2}>)+", text)
+            assert quoted(name) == f'"{text}"'
+            assert readable_tokens(model, [number]) == []
+            pieces += 1
+    assert pieces or "<0xE3>" not in model.tokenizer.get_vocab()

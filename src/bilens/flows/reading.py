@@ -18,7 +18,7 @@ from bilens.flows.nodes import LEAVES, Node, NodeKind, Sublayer, node_columns, s
 from bilens.flows.question import Question, is_text
 from bilens.flows.split import flows
 from bilens.flows.token_lens import labelled
-from bilens.language.names import quoted, token_names
+from bilens.language.names import exact_names, quoted
 from bilens.sections import Columns, Fact, Percent, signed
 from bilens.settings import Between, CheckedSettings, Count
 from bilens.transformer import ResidualModel
@@ -399,5 +399,5 @@ def _preferred(model: ResidualModel, flow: Flow) -> tuple[str, ...]:
             continue
         logits = model.places.logits(streams[-score.length][None])[0]
         token = among[int(logits[among].argmax())]
-        result.append(name_of.get(token) or token_names(model, [token])[0])
+        result.append(name_of.get(token) or exact_names(model, [token])[0])
     return tuple(result)

@@ -300,13 +300,13 @@ def _flows(model: ResidualModel, origin: Origin, fitted: Sequence[Fitted]) -> li
         absolute += starts.abs().flatten(1).sum(1)
     flows = []
     for question in range(questions):
-        asked, tokens = fitted[question], tuple(shown_tokens(model, adjoints.ids[question]))
+        of_question, tokens = fitted[question], tuple(shown_tokens(model, adjoints.ids[question]))
         second: tuple[str, ...] = ()
-        if asked.corrupt is not None and asked.embeddings is None:
-            second = (*tokens[: asked.starts[1]], *shown_tokens(model, asked.corrupt))
+        if of_question.corrupt is not None and of_question.embeddings is None:
+            second = (*tokens[: of_question.starts[1]], *shown_tokens(model, of_question.corrupt))
         flow = Flow(
-            question=asked.question,
-            fitted=asked,
+            question=of_question.question,
+            fitted=of_question,
             ids=adjoints.ids[question].clone(),
             tokens=tokens,
             second=second,
@@ -320,7 +320,7 @@ def _flows(model: ResidualModel, origin: Origin, fitted: Sequence[Fitted]) -> li
             choices=choices[question].clone(),
             pairs=tuple(pairs[question]),
             absolute=float(absolute[question]),
-            rounded=rounded_size([asked] * 2, adjoints.logits[question::questions]),
+            rounded=rounded_size([of_question] * 2, adjoints.logits[question::questions]),
             streams=adjoints.last.leaf.detach()[question::questions].clone(),
             changes_stream=adjoints.changes_stream,
             origin=origin,

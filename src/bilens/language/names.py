@@ -1,8 +1,8 @@
 """Tokens by name: single tokens, and directions in the logits."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 from jaxtyping import Float, Int
@@ -15,15 +15,7 @@ from bilens.sections import Columns
 from bilens.tensor import FactoredMatrix
 from bilens.tensor.factors import fit_input
 from bilens.transformer import ResidualModel
-
-
-@cache
-def _bytes() -> dict[str, int]:
-    """Return the byte of each letter in the names of byte-level tokens, as GPT-2 has them."""
-    # Bytes that print stand for themselves; the others are moved to letters from 256 on.
-    visible = {*range(33, 127), *range(161, 173), *range(174, 256)}
-    hidden = (byte for byte in range(256) if byte not in visible)
-    return {chr(b): b for b in visible} | {chr(256 + i): b for i, b in enumerate(hidden)}
+from bilens.transformer.tokens import byte_letters, in_bytes
 
 
 @dataclass(frozen=True)
@@ -137,7 +129,10 @@ def exact_names(model: ResidualModel, ids: Int[Tensor, " n"] | Iterable[int]) ->
     """
     numbers = ids.tolist() if isinstance(ids, Tensor) else list(ids)
     names = []
-    for token, name in zip(numbers, token_names(model, numbers), strict=True):
+    for token, (name, is_piece) in zip(numbers, _pieces(model, numbers), strict=True):
+        if is_piece and in_bytes(name) != name:
+            names.append(f"{in_bytes(name)}[{token}]")
+            continue
         own = model.tokenizer is None or name == f"[{token}]" or model.token(name) == token
         names.append(name if own else f"{name}[{token}]")
     return names
@@ -146,18 +141,21 @@ def exact_names(model: ResidualModel, ids: Int[Tensor, " n"] | Iterable[int]) ->
 def shown_tokens(model: ResidualModel, ids: Int[Tensor, " n"] | Iterable[int]) -> list[str]:
     """Return tokens as text, without the tokenizer's marks of spaces and new lines.
 
-    A piece of a letter is shown as �.
+    A piece of a letter is shown in bytes, as <0xE3>.
     """
-    numbers = ids.tolist() if isinstance(ids, Tensor) else list(ids)
-    texts = []
-    for token, name in zip(numbers, token_names(model, numbers), strict=True):
-        texts.append("�" if _is_piece(model, token, name) else token_text(name))
-    return texts
+    return [in_bytes(x) if is_piece else token_text(x) for x, is_piece in _pieces(model, ids)]
 
 
 def readable_tokens(model: ResidualModel, ids: Int[Tensor, " n"] | Iterable[int]) -> list[str]:
     """Return tokens as text, without those that are pieces of a letter."""
-    return [text for text in shown_tokens(model, ids) if text != "�"]
+    return [token_text(name) for name, is_piece in _pieces(model, ids) if not is_piece]
+
+
+def _pieces(model: ResidualModel, ids: Tensor | Iterable[int]) -> list[tuple[str, bool]]:
+    """Return the name of each token, and whether it is a piece of a letter."""
+    numbers = ids.tolist() if isinstance(ids, Tensor) else list(ids)
+    names = zip(numbers, token_names(model, numbers), strict=True)
+    return [(name, _is_piece(model, token, name)) for token, name in names]
 
 
 def _is_piece(model: ResidualModel, token: int, name: str) -> bool:
@@ -169,9 +167,10 @@ def _is_piece(model: ResidualModel, token: int, name: str) -> bool:
 
 def token_text(name: str) -> str:
     """Return a token's name as text, with spaces for its marks of them."""
+    name = re.sub(r"(<0x\w\w>)\[\d+\]$", r"\1", name)
     try:
         # Byte-level tokenizers write each byte as a letter, a space as Ġ and a new line as Ċ.
-        text = bytes(map(_bytes().__getitem__, name)).decode()
+        text = bytes(map(byte_letters().__getitem__, name)).decode()
     except (KeyError, UnicodeDecodeError):  # of another tokenizer, or a piece of a letter
         text = name.replace("Ġ", " ")
     # Control letters are in no picture, and break its file.

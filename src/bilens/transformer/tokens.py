@@ -1,6 +1,7 @@
 """Texts in tokens, by the tokenizer and the configuration of a model."""
 
 import re
+from functools import cache
 from typing import Any
 
 import torch
@@ -20,6 +21,24 @@ def require_tokenizer(tokenizer: Any) -> Any:
             "folder, or open it as ResidualModel(model, tokenizer)"
         )
     return tokenizer
+
+
+@cache
+def byte_letters() -> dict[str, int]:
+    """Return the byte of each letter in the names of byte-level tokens, as GPT-2 has them."""
+    # Bytes that print stand for themselves; the others are moved to letters from 256 on.
+    visible = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    hidden = (byte for byte in range(256) if byte not in visible)
+    return {chr(b): b for b in visible} | {chr(256 + i): b for i, b in enumerate(hidden)}
+
+
+def in_bytes(name: str) -> str:
+    """Return the name of a byte-level token with its pieces of letters as <0xE3>; others as is."""
+    try:
+        text = bytes(map(byte_letters().__getitem__, name)).decode(errors="backslashreplace")
+    except KeyError:
+        return name
+    return re.sub(r"\\x(\w\w)", lambda x: f"<0x{x[1].upper()}>", text)
 
 
 def listed_ids(argument: str, text: str) -> list[int]:
