@@ -30,6 +30,7 @@ TRIED: dict[str, tuple[Any, ...]] = {
     "heads": (True,),
     "controls": (True,),
     "image": ("none.png",),
+    "images": (3,),
     "data": ("texts.txt",),
 }
 

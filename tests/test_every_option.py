@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 import bilens
 from bilens.analyses import built_in, find_analysis
@@ -19,7 +20,7 @@ from bilens.cli.readings import command_line
 from bilens.convert import save_model
 from tests.command_line import in_json, of_command, others, work_beside, write_sources
 from tests.families import tiny
-from tests.models import random_model, toy_tokenizer
+from tests.models import digits, random_model, toy_tokenizer
 from tests.nightly import nightly
 
 pytestmark = pytest.mark.long
@@ -77,7 +78,8 @@ OTHERS = {
     "task-directions model --questions questions.tsv": "questions=others.tsv chat k=2 strongest=3",
     "flow-table model --questions questions.tsv --output table": "questions=others.tsv",
     "eigenvectors images --output page.html": f"basis=pixels order=activation {IMAGES}",
-    "certify images": f"images=20 {IMAGES}",
+    "certify images": f"images=20 image=drawing.png {IMAGES}",
+    "certify images --image drawing.png": f"images=20 image=other.png {IMAGES}",
     "explain images": f"image=1 n_classes=2 k=2 {IMAGES}",
     "paths deep --k 20": f"k=10 {IMAGES}",
     "bonds deep": f"drop=0.5 metric=weights {IMAGES}",
@@ -117,6 +119,8 @@ def sources(tmp_path_factory):
     (folder / "others.tsv").write_text(others)
     (folder / "tasks.tsv").write_text(first + others.replace("one", "two"))
     (folder / "own.py").write_text(OWN)
+    for image, name in zip(digits().test_images, ("drawing.png", "other.png"), strict=False):
+        Image.fromarray((image.reshape(8, 8) * 255).byte().numpy()).save(folder / name)
     save_model(folder / "tuned", tiny("llama", 5, torch.float32), toy_tokenizer())
     for part, name in (("positions", "learned"), ("attention", "squared")):
         save_model(folder / name, random_model(n_layers=2, **{part: name}), toy_tokenizer())
@@ -214,7 +218,8 @@ def test_what_a_command_says_last_is_in_its_record(name, sources, tmp_path, monk
 
 
 @pytest.mark.parametrize("name", [name for name in RUNS if name.split()[0] in built_in()])
-def test_the_command_on_a_page_is_read_as_it_was(name):
+def test_the_command_on_a_page_is_read_as_it_was(name, sources, tmp_path, monkeypatch):
+    work_beside(sources, tmp_path, monkeypatch)
     command, *words = RUNS[name][0]
     entry, commands = find_analysis(command), commands_of(command)
     words += ["--undo", "1", "2"] if command == "diff" else []  # several values

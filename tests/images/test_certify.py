@@ -8,6 +8,7 @@ from experiments.certify import run
 from experiments.context import RecipeContext
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 from scipy.optimize import minimize
 
 import bilens
@@ -15,6 +16,7 @@ from bilens.images import box_bounds, certify, proved_agreement
 from bilens.images.bounds import margins_and_slopes
 from bilens.images.chain import open_layer
 from bilens.images.nearest import forms_of, smallest_changes
+from bilens.images.radii import read_certificates
 from bilens.nn import ClassifierConfig, ImageClassifier
 from experiments import every_text
 from tests.experiments.tiny import check_rows
@@ -178,6 +180,23 @@ def test_a_reading_says_what_is_proved():
     wrong = certify(model, data.test_images, (reading.predicted + 1) % 10)
     assert (wrong.radius == 0).all()
     assert "no picture right" in wrong.answer()
+
+
+def test_the_answer_to_a_picture_of_a_file_is_certified(tmp_path):
+    data, model, path = digits(), digit_model(), str(tmp_path / "own.png")
+    pixels = (data.test_images[4].reshape(8, 8) * 255).round().to(torch.uint8)
+    Image.fromarray(pixels.numpy()).save(path)
+    reading = read_certificates(model, data, 10, path)
+    x = pixels.flatten()[None] / 255
+    label = model(x).argmax(-1)
+    expected = certify(model, x, label)
+    assert torch.equal(reading.radius, expected.radius)
+    assert 0 < float(reading.radius) < math.inf
+    assert reading.answer() == (
+        f"The answer {int(label)} holds for every change of the picture that is shorter than "
+        f"{float(expected.radius):.2f}. This is exact: a change of the radius's length gives "
+        f"another answer. The nearest other class is {int(expected.other)}."
+    )
 
 
 def test_what_cannot_be_certified_is_refused():

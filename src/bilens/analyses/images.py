@@ -65,22 +65,28 @@ def explain(
     return read_explanation(model, data, image, n_classes, k)
 
 
-@analysis("certify")
+@analysis("certify", check=refusals.of_picture)
 def certify(
-    model: "tensor.TensorChain", data: "of_data.ImageData", *, images: Count = 10_000
+    model: "tensor.TensorChain",
+    data: "of_data.ImageData",
+    *,
+    images: Count = 10_000,
+    image: str | None = None,
 ) -> Reading:
     """Find the nearest picture of another answer for every test picture, exactly for one layer.
 
         bilens certify runs/mnist --output page.html
+        bilens certify runs/mnist --image drawing.png
 
     Args:
         model: the classifier.
         data: its images.
         images: number of test images, from the first on.
+        image: in their place the file of a picture, as in `explain`.
     """
     from bilens.images.radii import read_certificates
 
-    return read_certificates(model, data, images)
+    return read_certificates(model, data, images, image)
 
 
 @analysis("paths")

@@ -75,13 +75,12 @@ def of_circuit(options: Values) -> None:
 
 
 def of_picture(options: Values) -> None:
-    """Refuse a picture that is not there."""
-    image = options["image"]
+    """Refuse a picture that is not there, or beside a number of them."""
+    image, images = options["image"], options.get("images", 10_000)
+    if image is not None and images != 10_000:
+        raise BilensError(f"images={images} has no effect beside image; leave one of them out")
     if isinstance(image, str) and not Path(image).is_file():
-        raise BilensError(
-            f"image={image!r} does not exist; expected the file of a picture, or the number of a "
-            "test image"
-        )
+        raise BilensError(f"image={image!r} does not exist; expected the file of a picture")
 
 
 def _check_asked(options: Values, of_one: tuple[str, ...]) -> None:

@@ -79,10 +79,7 @@ def read_picture(path: str | Path, data: ImageData) -> Float[Tensor, " pixels"]:
         DataError: the file is missing, or holds no picture that can be read.
     """
     if not Path(path).is_file():
-        raise DataError(
-            f"image={str(path)!r} does not exist; expected the file of a picture, or the number of "
-            "a test image"
-        )
+        raise DataError(f"image={str(path)!r} does not exist; expected the file of a picture")
     try:
         with Image.open(path) as picture:
             levels = grey_levels(picture)

@@ -11,6 +11,7 @@ from torch import Tensor
 from bilens.analysis import Reading
 from bilens.checks import check_finite, check_labels, detached
 from bilens.data import ImageData
+from bilens.data.pictures import read_picture
 from bilens.errors import BilensError
 from bilens.images import chain
 from bilens.images.bounds import layered_radii
@@ -95,6 +96,12 @@ class CertifiedRadii(Reading):
         bound = "This is exact: a change of the radius's length gives another answer."
         if self.change is None:
             bound = "This is a lower bound, since the model has several layers."
+        if len(self.labels) == 1 and self.class_names:
+            name, other = (self.class_names[int(i)] for i in (self.labels, self.other))
+            return (
+                f"The answer {name} holds for every change of the picture that is shorter than "
+                f"{float(radii):.2f}. {bound} The nearest other class is {other}."
+            )
         return (
             f"Half of the {len(radii):,} right answers hold for every change of the picture that "
             f"is shorter than {float(radii.median()):.2f}. {bound} Within 0.5, {share:.1%} of all "
@@ -139,10 +146,16 @@ def certify(
 
 
 @detached
-def read_certificates(model: TensorChain, data: ImageData, images: Count) -> CertifiedRadii:
-    """Certify the first test images of a data set; see `certify`."""
+def read_certificates(
+    model: TensorChain, data: ImageData, images: Count, image: str | None = None
+) -> CertifiedRadii:
+    """Certify the first test images, or the answer to the picture of a file; see `certify`."""
     chain.check_reproduces(model, chain.input_tensors(model), data)
-    reading = certify(model, data.test_images[:images], data.test_labels[:images])
+    x, labels = data.test_images[:images], data.test_labels[:images]
+    if image is not None:
+        x = read_picture(image, data)[None]
+        labels = chain.predict(model, x).argmax(-1)
+    reading = certify(model, x, labels)
     return replace(reading, shape=data.shape, class_names=data.class_names)
 
 
