@@ -300,13 +300,13 @@ def _flows(model: ResidualModel, origin: Origin, fitted: Sequence[Fitted]) -> li
         absolute += starts.abs().flatten(1).sum(1)
     flows = []
     for question in range(questions):
-        of_question, tokens = fitted[question], tuple(shown_tokens(model, adjoints.ids[question]))
+        entry, tokens = fitted[question], tuple(shown_tokens(model, adjoints.ids[question]))
         second: tuple[str, ...] = ()
-        if of_question.corrupt is not None and of_question.embeddings is None:
-            second = (*tokens[: of_question.starts[1]], *shown_tokens(model, of_question.corrupt))
+        if entry.corrupt is not None and entry.embeddings is None:
+            second = (*tokens[: entry.starts[1]], *shown_tokens(model, entry.corrupt))
         flow = Flow(
-            question=of_question.question,
-            fitted=of_question,
+            question=entry.question,
+            fitted=entry,
             ids=adjoints.ids[question].clone(),
             tokens=tokens,
             second=second,
@@ -320,7 +320,7 @@ def _flows(model: ResidualModel, origin: Origin, fitted: Sequence[Fitted]) -> li
             choices=choices[question].clone(),
             pairs=tuple(pairs[question]),
             absolute=float(absolute[question]),
-            rounded=rounded_size([of_question] * 2, adjoints.logits[question::questions]),
+            rounded=rounded_size([entry] * 2, adjoints.logits[question::questions]),
             streams=adjoints.last.leaf.detach()[question::questions].clone(),
             changes_stream=adjoints.changes_stream,
             origin=origin,

@@ -240,7 +240,7 @@ class ResidualModel:
             return None
         is_named = token < len(self.tokenizer)
         spelling = self.tokenizer.convert_ids_to_tokens(token) if is_named else None
-        return token if spelling and match[1] in (spelling, in_bytes(spelling)) else None
+        return token if spelling and match[1] in (spelling, in_bytes(str(spelling))) else None
 
     def _check_known(self, token: int) -> int:
         """Return the number of a token; raise BilensError if the model has no embedding of it."""
