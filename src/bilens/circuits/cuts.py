@@ -232,7 +232,7 @@ def _own_snapshots(cases: Cases, layer: int, place: Place) -> list[tuple[Tensor,
 
 
 def direction_tokens(
-    model: ResidualModel, written: Float[Tensor, " d_model"], count: int = 5
+    model: ResidualModel, written: Float[Tensor, " d_model"], count: int = 3
 ) -> tuple[list[int], list[int]]:
     """Return the tokens whose logits a direction of the stream raises most, and lowers most.
 

@@ -378,7 +378,7 @@ def _stages_said(stages: Stages, measurement: str) -> list[str]:
     inside, every = stages.inside
     much = ", most of the model, so that they say little" if 2 * inside > every else ""
     return [
-        f"{counted(stages.size, 'stage')} alone restore {measurement}; "
+        f"{counted(stages.size, 'stage')} alone restore{'s' * (stages.size == 1)} {measurement}; "
         f"without them {stages.measured.left.value:z.0%} is left.",
         f"They hold {inside:,} of {every:,} heads and MLPs, counted at each kind of place{much}.",
     ]
@@ -407,7 +407,8 @@ def cuts_said(cuts: Cuts, named: Mapping[str, tuple[str, str]]) -> list[str]:
     elif cuts.width == 1:
         text = f"A property: {f:z.2f} of the change passes through {through}"
         for place, (raises, lowers) in named.items():
-            text += f"; at the {place} it raises {raises}, and lowers {lowers}"
+            at_place = f"at the {place} " * (len(cuts.layers) > 1)
+            text += f"; {at_place}it raises {raises} and lowers {lowers}"
         sentences.append(f"{text}.")
     else:
         text = f"Content: {f:z.2f} of the change passes through {through}"
