@@ -52,7 +52,7 @@ GROUPS = {
 }
 """Headings of the page, and the names of their files."""
 OF_THE_PROJECT = (
-    *("agreement", "cost", "directions", "families", "many", "size", "story", "users"),
+    *("agreement", "bare", "cost", "directions", "families", "many", "size", "story", "users"),
     *("products", "quantised", "unseen_templates"),
 )
 """Files that the page leaves out: about the project itself, or with their numbers elsewhere."""
