@@ -301,15 +301,12 @@ def _flows(model: ResidualModel, origin: Origin, fitted: Sequence[Fitted]) -> li
     flows = []
     for question in range(questions):
         entry, tokens = fitted[question], tuple(shown_tokens(model, adjoints.ids[question]))
-        second: tuple[str, ...] = ()
-        if entry.corrupt is not None and entry.embeddings is None:
-            second = (*tokens[: entry.starts[1]], *shown_tokens(model, entry.corrupt))
         flow = Flow(
             question=entry.question,
             fitted=entry,
             ids=adjoints.ids[question].clone(),
             tokens=tokens,
-            second=second,
+            second=_second_tokens(model, entry, tokens),
             values=(
                 float(adjoints.numbers[question]),
                 float(adjoints.numbers[question + questions]),
@@ -335,6 +332,13 @@ def _flows(model: ResidualModel, origin: Origin, fitted: Sequence[Fitted]) -> li
             raise
         flows.append(flow)
     return flows
+
+
+def _second_tokens(model: ResidualModel, entry: Fitted, tokens: Sequence[str]) -> tuple[str, ...]:
+    """Return the tokens of a second text, at the places of the first's; none of another run."""
+    if entry.corrupt is None or entry.embeddings is not None:
+        return ()
+    return (*tokens[: entry.starts[1]], *shown_tokens(model, entry.corrupt))
 
 
 def _of_choices(
