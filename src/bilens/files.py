@@ -91,8 +91,9 @@ def check_target(path: Path) -> Path:
 def check_writable(path: Path) -> None:
     """Raise CheckpointError unless the nearest folder of a path lets something be made in it."""
     with file_errors(path):
-        places = [path, *path.absolute().parents]
-        folder = next(x for x in places if x.is_dir() or (x.exists() and x is not path))
+        # A file among the parents is found too, and nothing can be made in it.
+        parents = (parent for parent in path.absolute().parents if parent.exists())
+        folder = path if path.is_dir() else next(parents)
         TemporaryDirectory(prefix=UNFINISHED, dir=folder).cleanup()
 
 

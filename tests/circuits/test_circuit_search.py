@@ -204,7 +204,7 @@ def test_a_search_for_nonsense_is_told_apart(view, reading):
         "the model answers so in 1 of": replace(found.measured, answers=1),
         "the logit of ": replace(found.measured, change=0.4 * found.measured.change),
         "what is found prefers the model's token in 0 of": replace(found.measured, right=0),
-        "on a single question what is found misses ": replace(
+        "on a single question what is found is off by ": replace(
             found.measured, closeness=found.measured.closeness - 0.2
         ),
     }
@@ -216,7 +216,7 @@ def test_a_search_for_nonsense_is_told_apart(view, reading):
     (near,) = (one for reason, one in apart.items() if reason.startswith("on a single question"))
     here, there = (f"{1 - x.closeness:z.0%}" for x in (near, found.measured))
     said = verdict(found.measured, near, question)
-    assert f"misses {here} of the change on average, for the answers {there}." in said
+    assert f"is off by {here} of the change on average, for the answers {there}." in said
 
 
 def test_one_question_has_parts_at_positions(view):

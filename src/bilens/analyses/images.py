@@ -70,7 +70,7 @@ def certify(
     model: "tensor.TensorChain",
     data: "of_data.ImageData",
     *,
-    images: Count = 10_000,
+    images: Count = refusals.PICTURES,
     image: str | None = None,
 ) -> Reading:
     """Find the nearest picture of another answer for every test picture, exactly for one layer.

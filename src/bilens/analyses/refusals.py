@@ -14,6 +14,8 @@ Values = Mapping[str, Any]
 
 SHOWN, ABLATED = 200, 20
 """Nodes of a flow that are shown, and those that are measured, by default."""
+PICTURES = 10_000
+"""Test images that are certified by default."""
 
 
 def of_tokens(options: Values) -> None:
@@ -76,8 +78,8 @@ def of_circuit(options: Values) -> None:
 
 def of_picture(options: Values) -> None:
     """Refuse a picture that is not there, or beside a number of them."""
-    image, images = options["image"], options.get("images", 10_000)
-    if image is not None and images != 10_000:
+    image, images = options["image"], options.get("images", PICTURES)
+    if image is not None and images != PICTURES:
         raise BilensError(f"images={images} has no effect beside image; leave one of them out")
     if isinstance(image, str) and not Path(image).is_file():
         raise BilensError(f"image={image!r} does not exist; expected the file of a picture")

@@ -35,8 +35,8 @@ def verdict(answer: Measured, control: Measured, question: Question) -> str:
         f"questions, for the answers in {answer.right} of {answer.questions}"
     )
     closeness = (
-        f"on a single question what is found misses {1 - control.closeness:z.0%} of the change on "
-        f"average, for the answers {1 - answer.closeness:z.0%}"
+        f"on a single question what is found is off by {1 - control.closeness:z.0%} of the change "
+        f"on average, for the answers {1 - answer.closeness:z.0%}"
     )
     reasons = []
     if control.answers is not None and control.answers < 0.75 * control.questions:

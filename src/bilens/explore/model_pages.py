@@ -99,7 +99,7 @@ class ModelPages:
             raise BilensError(f"{name} has no nodes to remove; flow has")
         flow = reading.flow
         removable = [node for node in flow.nodes if node.is_removable]
-        selection = [node for node in removable if node.name(flow.tokens, flow.second) in nodes]
+        selection = [node for node in removable if flow.name(node) in nodes]
         if not selection:
             raise BilensError(f"node={nodes[:3]}, expected heads, MLPs or tokens of this flow")
         result = remove(self.model, flow, selection)

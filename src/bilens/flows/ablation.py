@@ -71,7 +71,7 @@ def measure(model: ResidualModel, flow: Flow, nodes: Sequence[Node]) -> list[Abl
     groups = [[part] for part in _parts(flow, nodes)]
     effects = _changes(Score(model, flow.fitted), run_without(model, flow, groups))
     return [
-        Ablation(-node.flow, actual, node.name(flow.tokens, flow.second), node.kind)
+        Ablation(-node.flow, actual, flow.name(node), node.kind)
         for node, actual in zip(nodes, effects, strict=True)
     ]
 
@@ -114,7 +114,7 @@ def remove(model: ResidualModel, flow: Flow, nodes: Sequence[Node]) -> Ablation:
     actual = without_parts(model, flow, _parts(flow, nodes))
     inside = float(flow.edges(nodes).sum())
     prediction = inside - sum(node.flow for node in nodes)
-    names = [node.name(flow.tokens, flow.second) for node in nodes]
+    names = [flow.name(node) for node in nodes]
     return Ablation(prediction, actual, " and ".join(names), "group")
 
 

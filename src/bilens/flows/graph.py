@@ -375,6 +375,10 @@ class Flow(Reading):
             ("condition", self.condition),
         ]
 
+    def name(self, node: Node) -> str:
+        """Return the name of one of its nodes: the address with the tokens there."""
+        return node.name(self.tokens, self.second)
+
     def columns(self) -> Columns:
         """Return a row for each part of the model, those that are measured first."""
         return node_columns(strongest_first(self.nodes), self.tokens, self.second)

@@ -115,7 +115,7 @@ def _page_node(flow: Flow, rank: int, node: Node) -> PageNode:
     return PageNode(
         rank=rank,
         kind=node.kind,
-        name=node.name(flow.tokens, flow.second),
+        name=flow.name(node),
         label=node.label,
         flow=node.flow,
         measured=node.measured,
@@ -137,7 +137,7 @@ def _leaves(flow: Flow) -> dict[str, float]:
     leaves: dict[str, float] = defaultdict(float)
     for node in flow.nodes:
         if node.kind in LEAVES:
-            leaves[node.name(flow.tokens, flow.second)] += node.flow
+            leaves[flow.name(node)] += node.flow
     return leaves
 
 
@@ -283,7 +283,7 @@ class FlowReading(Reading):
         """The nodes that were removed one at a time."""
         flow = self.flow
         return [
-            Ablation(-node.flow, -node.measured, node.name(flow.tokens, flow.second), node.kind)
+            Ablation(-node.flow, -node.measured, flow.name(node), node.kind)
             for node in strongest_first(flow.nodes)
             if node.measured is not None
         ]
